@@ -1,0 +1,209 @@
+"""The nouns of the engine: what is asked (SamplingParams), what grows (Sequence), and what one round is made of."""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import math
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import ParameterError
+
+FinishReason = Literal["stop", "length", "cancelled"]
+Rule = Literal["coupled", "rejection"]
+RULES: tuple[Rule, ...] = ("coupled", "rejection")
+
+MAX_SEED = 2**63 - 1
+
+
+class Distribution(NamedTuple):
+    """A sparse probability distribution over verifier token ids.
+
+    ids    (n,) int64, ascending, unique
+    probs  (n,) float64, all > 0, summing to 1
+    """
+
+    ids: NDArray[np.int64]
+    probs: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. Every default lives here; a bad value raises ParameterError when the object is made.
+
+    The order of processing is: repeat penalty, presence and frequency penalty, logit bias, temperature, top-k, top-p,
+    min-p. ``temperature=0`` takes the most likely token after penalties and bias (the lowest id wins a tie).
+
+    max_tokens         most tokens to generate; None means until the context is full
+    top_k, top_p, min_p  0, 1.0 and 0.0 switch each of them off
+    repeat_penalty     divides positive and multiplies negative logits of every token in prompt or output (Keskar et al.
+                       2019, 1909.05858); 1.0 is off
+    presence_penalty, frequency_penalty  subtracted once, and once per occurrence, for tokens of the output; 0.0 is off
+    logit_bias         pairs (token id, added to its logit)
+    seed               None draws one; the same seed gives the same tokens (rule ``coupled``: in every mode)
+    stop               texts that end the output; they are not part of it
+    rule               how drafts are judged: ``coupled`` or ``rejection`` (see core/acceptance.py)
+    """
+
+    max_tokens: int | None = 256
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    rule: Rule = "coupled"
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1)
+        _check_int("top_k", self.top_k, 0)
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, MAX_SEED)
+        _check_float("temperature", self.temperature, 0.0)
+        _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("repeat_penalty", self.repeat_penalty, 0.0, open_low=True)
+        _check_float("presence_penalty", self.presence_penalty)
+        _check_float("frequency_penalty", self.frequency_penalty)
+        for token, bias in self.logit_bias:
+            _check_int("logit_bias token id", token, 0)
+            _check_float("logit_bias value", bias)
+        if any(not isinstance(text, str) or not text for text in self.stop):
+            raise ParameterError(f"stop has an empty or non-text entry: got {self.stop!r}; give texts of one character or more")
+        if self.rule not in RULES:
+            raise ParameterError(f"rule: got {self.rule!r}; allowed: {', '.join(RULES)}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether a logits row must be changed before it is sampled from."""
+        return bool(
+            self.logit_bias or self.repeat_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        )
+
+
+def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
+    allowed = f"a whole number of {low} or more" if high is None else f"a whole number from {low} to {high}"
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        raise ParameterError(f"{name}: got {value!r}; allowed: {allowed}")
+
+
+def _check_float(
+    name: str, value: object, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False
+) -> None:
+    bounds = [f"{'above' if open_low else 'at least'} {low:g}"] if low > -math.inf else []
+    bounds += [f"at most {high:g}"] if high < math.inf else []
+    allowed = ", ".join(["a finite number", *bounds])
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ParameterError(f"{name}: got {value!r}; allowed: {allowed}")
+    if value < low or value > high or (open_low and value == low):
+        raise ParameterError(f"{name}: got {value!r}; allowed: {allowed}")
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One prompt and what has been generated after it. Owned by one thread; ``extend`` is the only mutation.
+
+    tokens      prompt and output, verifier token ids
+    num_prompt  how many of them are the prompt
+    num_ctx     most tokens this sequence may hold
+    slot        its place in each backend's KV cache
+    """
+
+    tokens: list[int]
+    params: SamplingParams
+    num_ctx: int
+    end_tokens: frozenset[int] = frozenset()
+    slot: int = 0
+    num_prompt: int = field(init=False)
+    finish_reason: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def room(self) -> int:
+        """How many more tokens may be committed before max_tokens or the context end, at least 0."""
+        room = self.num_ctx - len(self.tokens)
+        if self.params.max_tokens is not None:
+            room = min(room, self.params.max_tokens - self.num_output)
+        return max(room, 0)
+
+    def extend(self, tokens: abc.Sequence[int]) -> tuple[int, ...]:
+        """Commit tokens up to an end-of-generation token or the end of the room; return those kept.
+
+        Sets ``finish_reason`` to "stop" or "length" when one of the two is reached. The end-of-generation token itself
+        is kept (the verifier drew it); nothing after it is.
+        """
+        kept: list[int] = []
+        room = self.room
+        for token in tokens[:room]:
+            kept.append(token)
+            if token in self.end_tokens:
+                self.finish_reason = "stop"
+                break
+        self.tokens += kept
+        if self.finish_reason is None and self.room == 0:
+            self.finish_reason = "length"
+        return tuple(kept)
+
+    def cut(self, num_tokens: int) -> None:
+        """Drop the last ``num_tokens`` tokens of the output and finish (a stop string ended before them)."""
+        if num_tokens:
+            del self.tokens[-num_tokens:]
+        self.finish_reason = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed tokens.
+
+    start          index in the sequence of the first proposed token (the length of the prefix it continues)
+    tokens         the proposal, verifier ids, possibly empty
+    distributions  the q that each token was drawn from, for the rejection rule; None means each was certain (one-hot)
+    """
+
+    start: int
+    tokens: tuple[int, ...] = ()
+    distributions: tuple[Distribution, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the verifier makes of a draft: how many tokens it accepted, and the tokens to commit.
+
+    ``tokens`` is the accepted ones and one token of the verifier's own, so it is never empty.
+    """
+
+    accepted: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One finished round: draft, verify, commit.
+
+    tokens   what was committed (cut at an end-of-generation token and at the room)
+    drafted  tokens proposed; accepted  of them, those among ``tokens``
+    """
+
+    tokens: tuple[int, ...]
+    drafted: int = 0
+    accepted: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
