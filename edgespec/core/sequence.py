@@ -77,7 +77,9 @@ class SamplingParams:
             _check_int("logit_bias token id", token, 0)
             _check_float("logit_bias value", bias)
         if any(not isinstance(text, str) or not text for text in self.stop):
-            raise ParameterError(f"stop has an empty or non-text entry: got {self.stop!r}; give texts of one character or more")
+            raise ParameterError(
+                f"stop has an empty or non-text entry: got {self.stop!r}; give texts of one character or more"
+            )
         if self.rule not in RULES:
             raise ParameterError(f"rule: got {self.rule!r}; allowed: {', '.join(RULES)}")
 
@@ -89,7 +91,10 @@ class SamplingParams:
     def penalised(self) -> bool:
         """Whether a logits row must be changed before it is sampled from."""
         return bool(
-            self.logit_bias or self.repeat_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+            self.logit_bias
+            or self.repeat_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
         )
 
 
@@ -105,15 +110,22 @@ def _check_float(
     bounds = [f"{'above' if open_low else 'at least'} {low:g}"] if low > -math.inf else []
     bounds += [f"at most {high:g}"] if high < math.inf else []
     allowed = ", ".join(["a finite number", *bounds])
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _finite(value):
         raise ParameterError(f"{name}: got {value!r}; allowed: {allowed}")
     if value < low or value > high or (open_low and value == low):
         raise ParameterError(f"{name}: got {value!r}; allowed: {allowed}")
 
 
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number no float can hold
+        return False
+
+
 @dataclass(slots=True)
 class Sequence:
-    """One prompt and what has been generated after it. Owned by one thread; ``extend`` is the only mutation.
+    """One prompt and what has been generated after it. Owned by one thread; changed by ``extend`` and ``cut`` only.
 
     tokens      prompt and output, verifier token ids
     num_prompt  how many of them are the prompt
@@ -164,8 +176,8 @@ class Sequence:
 
     def cut(self, num_tokens: int) -> None:
         """Drop the last ``num_tokens`` tokens of the output and finish (a stop string ended before them)."""
-        if num_tokens:
-            del self.tokens[-num_tokens:]
+        assert 0 <= num_tokens <= self.num_output
+        del self.tokens[len(self.tokens) - num_tokens :]
         self.finish_reason = "stop"
 
 
@@ -198,12 +210,18 @@ class Verdict:
 class Round:
     """One finished round: draft, verify, commit.
 
-    tokens   what was committed (cut at an end-of-generation token and at the room)
-    drafted  tokens proposed; accepted  of them, those among ``tokens``
+    tokens    what was committed (cut at an end-of-generation token and at the room)
+    draft     what had been proposed
+    accepted  how many of the proposed tokens are among ``tokens``
+    draft_s, verify_s  seconds spent on either side
     """
 
     tokens: tuple[int, ...]
-    drafted: int = 0
+    draft: Draft
     accepted: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
+
+    @property
+    def drafted(self) -> int:
+        return len(self.draft.tokens)
