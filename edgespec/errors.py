@@ -13,7 +13,8 @@
     │   └── ContextLengthError   exit  9, HTTP 400   a prompt longer than the context
     ├── BackendError             exit 10, HTTP 503   llama.cpp or ONNX Runtime failed while running
     ├── MissingDependencyError   exit 11, HTTP 500   an optional package that is not installed
-    └── ClosedError              exit 12, HTTP 503   use of a runtime that was closed
+    ├── ClosedError              exit 12, HTTP 503   use of a runtime that was closed
+    └── LosslessError            exit 13, HTTP 500   an output that differs from plain decoding without explanation
 
 A message is one line and says what is wrong, what was got, what is allowed, and what to do next. The library raises,
 the command line prints the line and exits with ``exit_code``, a server answers with ``http_status``.
@@ -27,6 +28,7 @@ __all__ = [
     "ContextLengthError",
     "EdgespecError",
     "FileAccessError",
+    "LosslessError",
     "MissingDependencyError",
     "ModelFormatError",
     "ModelNotFoundError",
@@ -91,3 +93,7 @@ class MissingDependencyError(EdgespecError):
 class ClosedError(EdgespecError):
     exit_code = 12
     http_status = 503
+
+
+class LosslessError(EdgespecError):
+    exit_code = 13

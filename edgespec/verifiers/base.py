@@ -9,7 +9,19 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.errors import ParameterError
+
 Rows = NDArray[np.float32]
+Cancelled = abc.Callable[[], bool]
+
+
+def never() -> bool:
+    """The ``cancelled`` of a call nobody can cancel."""
+    return False
+
+
+class Interrupted(Exception):  # noqa: N818 (not an error)
+    """A score was given up because ``cancelled`` said so. Not an error: the engine ends the sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +53,39 @@ class Verifier(Protocol):
     @property
     def num_slots(self) -> int: ...
 
-    def score(self, requests: abc.Sequence[ScoreRequest]) -> list[Rows]:
+    def score(self, requests: abc.Sequence[ScoreRequest], cancelled: Cancelled = never) -> list[Rows]:
         """Logits for each request: float32 views of shape (num_rows, num_vocab), valid until the next call.
 
         Compares each token list with what its slot's cache holds, drops what differs and evaluates the rest, all
         requests in one batch where they fit. Callers never rewind. Slots must differ between requests of one call.
-        Raises ParameterError for a request outside the bounds, BackendError when evaluation fails (the cache of the
-        slots concerned is then empty and the next call starts afresh).
+        ``cancelled`` is asked while a long prompt is evaluated; once true, Interrupted is raised and what was evaluated
+        stays cached. Raises ParameterError for a request outside the bounds, BackendError when evaluation fails (the
+        cache of the slots concerned is then empty and the next call starts afresh).
         """
         ...
 
     def close(self) -> None:
         """Free everything; a second call does nothing."""
         ...
+
+
+def check_requests(verifier: Verifier, requests: abc.Sequence[ScoreRequest]) -> None:
+    """Raise ParameterError unless every request is within the verifier's bounds and no two share a slot."""
+    for request in requests:
+        _check_within("slot", request.slot, 0, verifier.num_slots - 1)
+        _check_within("number of tokens", len(request.tokens), 1, verifier.num_ctx)
+        _check_within("num_rows", request.num_rows, 1, len(request.tokens))
+    slots = [request.slot for request in requests]
+    if not slots or len(set(slots)) < len(slots):
+        raise ParameterError(f"slots of one call: got {slots}; allowed: one or more, each once")
+
+
+def check_tokens(tokens: abc.Sequence[int], num_vocab: int) -> None:
+    """Raise ParameterError for a token id outside the vocabulary."""
+    _check_within("token id", min(tokens), 0, num_vocab - 1)
+    _check_within("token id", max(tokens), 0, num_vocab - 1)
+
+
+def _check_within(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ParameterError(f"{name}: got {value}; allowed: {low} to {high}")
