@@ -1,0 +1,76 @@
+"""The ``edgespec`` command: finds subcommands lazily, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+
+import click
+
+from edgespec.errors import EdgespecError
+
+# name -> (module, attribute, line in the overview); the module is imported only when the command runs
+COMMANDS = {
+    "run": ("edgespec.cli.run", "run", "Answer one prompt, or chat in the terminal."),
+}
+INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are asked for, so that --help loads neither backend."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, _, summary) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="edgespec")
+def cli() -> None:
+    """Speculative decoding on one box: a small draft model proposes, the verifier checks all of it at once.
+
+    The answer goes to standard output, everything else to standard error.
+    """
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    _log_to_stderr()
+    try:
+        code = cli.main(prog_name="edgespec", standalone_mode=False)
+    except EdgespecError as error:
+        code = _fail(str(error), error.exit_code)
+    except click.ClickException as error:
+        code = _fail(error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone; Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
+
+
+def _fail(message: str, exit_code: int) -> int:
+    click.echo(f"Error: {' '.join(message.split())}", err=True)
+    return exit_code
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("edgespec: %(message)s"))
+    logger = logging.getLogger("edgespec")
+    logger.addHandler(handler)
+    logger.propagate = False

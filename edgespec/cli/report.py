@@ -1,0 +1,111 @@
+"""What the commands print: answers, summaries, progress, lossless reports."""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import json
+import sys
+from typing import Any
+
+import click
+
+from edgespec.engine.lossless import Divergence
+from edgespec.engine.stats import Stats
+from edgespec.errors import LosslessError
+from edgespec.runtime import Chunk, Result, Runtime
+
+
+def show(text: str) -> None:
+    """Answer text, at once."""
+    click.echo(text, nl=False)
+
+
+def collect(chunks: abc.Iterable[Chunk], show: abc.Callable[[str], None] | None) -> Result:
+    """Read a stream to its end, showing text on the way; Ctrl-C ends it and keeps what came."""
+    got: list[Chunk] = []
+    try:
+        for chunk in chunks:
+            got.append(chunk)
+            if show and chunk.text:
+                show(chunk.text)
+    except KeyboardInterrupt:
+        pass
+    return Result(
+        text="".join(chunk.text for chunk in got),
+        tokens=tuple(token for chunk in got for token in chunk.tokens),
+        finish_reason=(got[-1].finish_reason if got else None) or "cancelled",
+        stats=got[-1].stats if got else Stats(0),
+    )
+
+
+def answer(runtime: Runtime, result: Result, *, as_json: bool, shown: bool = False) -> None:
+    """The JSON object, or the text (its newline only, where it was ``shown``) and the summary."""
+    if as_json:
+        click.echo(json.dumps(as_dict(runtime, result), ensure_ascii=False))
+        return
+    click.echo("" if shown else result.text)
+    click.echo(summary(runtime, result), err=True)
+
+
+def summary(runtime: Runtime, result: Result) -> str:
+    stats = result.stats
+    parts = [
+        f"{stats.completion_tokens} tokens",
+        f"{stats.tokens_per_s:.1f} tokens/s",
+        f"first after {stats.ttft_s:.2f} s",
+    ]
+    if stats.drafted:
+        parts.append(f"acceptance {stats.acceptance_rate:.0%} ({stats.accepted} of {stats.drafted})")
+        parts.append(f"{stats.tokens_per_round:.2f} tokens per round")
+    parts.append(f"{stats.mode}, draft {runtime.draft_name}")
+    if stats.seed is not None:
+        parts.append(f"seed {stats.seed}")
+    if result.finish_reason != "stop":
+        parts.append(result.finish_reason)
+    return " | ".join(parts)
+
+
+def as_dict(runtime: Runtime, result: Result) -> dict[str, Any]:
+    stats = result.stats
+    content: dict[str, Any] = {
+        "text": result.text,
+        "finish_reason": result.finish_reason,
+        "prompt_tokens": stats.prompt_tokens,
+        "completion_tokens": stats.completion_tokens,
+        "rounds": stats.rounds,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "acceptance_rate": round(stats.acceptance_rate, 4),
+        "tokens_per_round": round(stats.tokens_per_round, 3),
+        "tokens_per_s": round(stats.tokens_per_s, 3),
+        "ttft_s": round(stats.ttft_s, 4),
+        "mode": stats.mode,
+        "draft": runtime.draft_name,
+        "verifier": runtime.verifier_name,
+        "seed": stats.seed,
+    }
+    if result.divergences is not None:
+        content["divergences"] = [divergence.as_dict() for divergence in result.divergences]
+    return content
+
+
+def check(divergences: abc.Sequence[Divergence]) -> None:
+    """The lossless report, on standard error; raises LosslessError when a difference has no explanation."""
+    for found in divergences:
+        click.echo(f"lossless: {found}", err=True)
+    unexplained = sum(not found.explained for found in divergences)
+    if unexplained:
+        raise LosslessError(
+            f"{unexplained} of {len(divergences)} differences from plain decoding are not near-ties; please report it"
+        )
+    verdict = "no difference from plain decoding" if not divergences else f"{len(divergences)} near-ties, all explained"
+    click.echo(f"lossless: {verdict}", err=True)
+
+
+def progress(stage: str, fraction: float) -> None:
+    """One line that rewrites itself on a terminal; elsewhere only its beginning and its end."""
+    line = f"{stage} {fraction:4.0%}"
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{line}", nl=fraction >= 1, err=True)
+    elif fraction in (0, 1):
+        click.echo(line, err=True)

@@ -1,0 +1,138 @@
+"""Checking an output against plain decoding, token by token.
+
+Kernels round differently for different batch widths, so a near-tie may fall either way. A difference is *explained*
+when judging the row of the width it was verified at gives the token that was emitted, judging the row of width 1 gives
+plain's, and plain's token was ahead of it at width 1 by no more than twice the largest difference between the two rows.
+Anything else is a bug.
+"""
+
+from __future__ import annotations
+
+import collections.abc as abc
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from edgespec.core.acceptance import judge
+from edgespec.core.sampling import distribution, gumbel, penalise
+from edgespec.core.sequence import Draft, SamplingParams, Sequence
+from edgespec.errors import ParameterError
+from edgespec.verifiers.base import Rows, ScoreRequest, Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """One place where plain decoding, given the same tokens before it, would have drawn another token.
+
+    position    index in the output
+    token, plain_token  what was emitted, what plain draws
+    width       rows in the batch that verified it
+    margin      how far plain's token was ahead at width 1, in logits; None where a filter (top-k, top-p, min-p) let the
+                one in at one width and not at the other
+    difference  largest absolute difference between the two rows, in logits
+    explained   see the module
+    """
+
+    position: int
+    token: int
+    plain_token: int
+    width: int
+    margin: float | None
+    difference: float
+    explained: bool
+
+    def as_dict(self) -> dict[str, int | float | bool | None]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        margin = "at a filter's edge" if self.margin is None else f"top-2 margin {self.margin:.4f}"
+        verdict = "a near-tie" if self.explained else "NOT explained"
+        return (
+            f"token {self.position}: {self.token} where plain draws {self.plain_token}; {margin}, rows of width "
+            f"{self.width} and 1 differ by up to {self.difference:.4f}: {verdict}"
+        )
+
+
+def check_params(params: SamplingParams) -> None:
+    """Raise ParameterError for rule rejection at a temperature above 0: its draws differ from plain's by design."""
+    if params.rule == "rejection" and not params.greedy:
+        raise ParameterError(
+            "lossless check: got rule rejection at a temperature above 0; use rule coupled or temperature 0"
+        )
+
+
+def check(sequence: Sequence, drafts: abc.Sequence[Draft], verifier: Verifier) -> list[Divergence]:
+    """Every divergence of a finished sequence, in order; its first one is where a plain run would have left it.
+
+    drafts   the draft of each round that made the output, in order
+    Costs a plain run over the output, and a second run of the rounds when something diverged. Uses the sequence's slot
+    and runs on the thread that owns the verifier. Raises as ``check_params`` does.
+    """
+    check_params(sequence.params)
+    plain_rows: dict[int, Rows] = {}
+    plain_tokens: dict[int, int] = {}
+    for position in range(sequence.num_prompt, len(sequence.tokens)):
+        row = _score(sequence, verifier, sequence.tokens[:position], 1)
+        token = _draw(row, sequence, position)
+        if token != sequence.tokens[position]:
+            plain_rows[position], plain_tokens[position] = row.copy(), token
+    return _explain(sequence, drafts, verifier, plain_rows, plain_tokens) if plain_rows else []
+
+
+def _explain(
+    sequence: Sequence,
+    drafts: abc.Sequence[Draft],
+    verifier: Verifier,
+    plain_rows: dict[int, Rows],
+    plain_tokens: dict[int, int],
+) -> list[Divergence]:
+    """Run the rounds again exactly as they ran, and compare their rows where plain's token differed."""
+    found: list[Divergence] = []
+    _score(sequence, verifier, sequence.tokens[:1], 1)  # empties the cache: the replay starts where the run started
+    for draft in drafts:
+        if not plain_rows:
+            break
+        rows = _score(sequence, verifier, [*sequence.tokens[: draft.start], *draft.tokens], len(draft.tokens) + 1)
+        for position, row in enumerate(rows, draft.start):
+            drafted = draft.tokens[: position - draft.start]
+            if position in plain_rows and tuple(sequence.tokens[draft.start : position]) == drafted:
+                pair = (sequence.tokens[position], plain_tokens[position])
+                found.append(_compare(sequence, position, pair, row, plain_rows.pop(position)[0], len(rows)))
+    return found
+
+
+def _compare(
+    sequence: Sequence, position: int, pair: tuple[int, int], row: Rows, plain_row: Rows, width: int
+) -> Divergence:
+    token, plain_token = pair
+    finite = np.isfinite(row) & np.isfinite(plain_row)
+    difference = float(np.abs(row[finite] - plain_row[finite]).max())
+    margin = _margin(plain_row, sequence, position, plain_token, token)
+    replayed = _draw(row[None], sequence, position) == token
+    explained = replayed and (margin is None or margin <= 2 * difference)
+    return Divergence(position - sequence.num_prompt, token, plain_token, width, margin, difference, explained)
+
+
+def _score(sequence: Sequence, verifier: Verifier, tokens: list[int], num_rows: int) -> Rows:
+    (rows,) = verifier.score([ScoreRequest(sequence.slot, tokens, num_rows)])
+    return rows
+
+
+def _draw(row: Rows, sequence: Sequence, position: int) -> int:
+    """The token plain decoding draws from ``row``, shape (1, vocabulary)."""
+    verdict = judge(Draft(position), row, sequence.params, sequence.tokens[:position], sequence.num_prompt)
+    return verdict.tokens[0]
+
+
+def _margin(row: Rows, sequence: Sequence, position: int, winner: int, loser: int) -> float | None:
+    """How far ``winner`` is ahead of ``loser``, in logits: of the logit, or of log probability + Gumbel noise."""
+    params, tokens = sequence.params, sequence.tokens[:position]
+    if params.greedy:
+        logits = penalise(row, params, tokens, sequence.num_prompt)
+        return float(logits[winner] - logits[loser])
+    ids, probs = distribution(row, params, tokens, sequence.num_prompt)
+    if loser not in ids:
+        return None
+    assert params.seed is not None
+    scores = dict(zip(ids.tolist(), np.log(probs) + gumbel(params.seed, position, ids), strict=True))
+    return float(params.temperature * (scores[winner] - scores[loser]))

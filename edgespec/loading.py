@@ -1,0 +1,107 @@
+"""The composition root: ``load`` wires a verifier, a drafter and the text layer into a Runtime."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+from edgespec.core.policy import Fixed
+from edgespec.devices.probe import usable_cpus
+from edgespec.drafters import vocabulary
+from edgespec.drafters.base import Drafter
+from edgespec.drafters.lookup import LookupDrafter
+from edgespec.errors import EdgespecError
+from edgespec.pairs import DEFAULT_PAIR, Progress, load_pair
+from edgespec.paths import cache_dir
+from edgespec.runtime import DEFAULT_DRAFT_LENGTH, Mode, Runtime, check_mode, new_owner
+from edgespec.text.tokenizer import Tokenizer
+from edgespec.verifiers.canary import use_extra_bufts
+from edgespec.verifiers.llama import LlamaOptions, LlamaVerifier
+
+
+def load(
+    pair: str | None = None,
+    verifier: str | Path | None = None,
+    draft: str | Path | None = None,
+    *,
+    num_ctx: int | None = None,
+    num_threads: int | None = None,
+    mode: Mode = "sequential",
+    draft_length: int = DEFAULT_DRAFT_LENGTH,
+    progress: Progress | None = None,
+) -> Runtime:
+    """Load a pair, or a verifier and a draft of your own, and return a Runtime. Blocks; any thread.
+
+    pair         name of a manifest; "starter" when neither it nor a verifier is given
+    verifier     path of a GGUF; replaces the pair's
+    draft        "lookup", "none", or the path of a draft folder or ONNX file; replaces the pair's. With a verifier and
+                 neither pair nor draft: "lookup"
+    num_ctx      most tokens of prompt and answer together; None: what the verifier was trained for, at most 4096
+    num_threads  for either side; None: the usable CPUs
+    progress     called with (stage, 0..1) while a draft model is built on first use
+
+    Raises UnknownPairError, ModelNotFoundError, ModelFormatError, FileAccessError, VocabularyMismatchError,
+    ParameterError, BackendError, MissingDependencyError.
+    """
+    check_mode(mode)
+    Fixed(draft_length)
+    chosen = load_pair(pair or DEFAULT_PAIR) if pair is not None or verifier is None else None
+    path = chosen.verifier.find() if verifier is None and chosen is not None else Path(verifier or "")
+    if draft is None:
+        draft = "lookup" if chosen is None else chosen.ensure_draft(progress)
+    num_threads = usable_cpus() if num_threads is None else num_threads
+    owner = new_owner()
+    try:
+        return owner.submit(_load, path, draft, num_ctx, num_threads, mode, draft_length, owner).result()
+    except BaseException:
+        owner.shutdown(wait=False)
+        raise
+
+
+def _load(
+    verifier_path: Path,
+    draft: str | Path,
+    num_ctx: int | None,
+    num_threads: int,
+    mode: Mode,
+    draft_length: int,
+    owner: ThreadPoolExecutor,
+) -> Runtime:
+    """On the owner thread: both models, then the check that they speak the same tokens."""
+    with ExitStack() as undo:
+        extra = use_extra_bufts(cache_dir())
+        verifier = LlamaVerifier(LlamaOptions(verifier_path, num_threads, num_ctx=num_ctx, use_extra_bufts=extra))
+        undo.callback(verifier.close)
+        tokenizer = Tokenizer(verifier.model)
+        drafter = _open_drafter(draft, verifier, tokenizer, num_threads)
+        if drafter is not None:
+            undo.callback(drafter.close)
+        runtime = Runtime(
+            verifier,
+            drafter,
+            tokenizer,
+            mode=mode,
+            draft_length=draft_length,
+            verifier_name=verifier_path.name,
+            draft_name=Path(draft).name,
+            owner=owner,
+        )
+        undo.pop_all()
+        return runtime
+
+
+def _open_drafter(draft: str | Path, verifier: LlamaVerifier, tokenizer: Tokenizer, num_threads: int) -> Drafter | None:
+    if draft == "none":
+        return None
+    if draft == "lookup":
+        return LookupDrafter()
+    from edgespec.drafters.onnx import OnnxDrafter
+
+    drafter = OnnxDrafter.open(draft, num_ctx=verifier.num_ctx, num_threads=num_threads, num_vocab=tokenizer.num_vocab)
+    try:
+        vocabulary.check(drafter.tokens, tokenizer.tokens)
+    except EdgespecError:
+        drafter.close()
+        raise
+    return drafter

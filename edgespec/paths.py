@@ -1,0 +1,22 @@
+"""Where things lie: the data folders that come with edgespec, and the user's cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def data_dir(name: str) -> Path:
+    """The folder ``models`` or ``device_profiles``: inside an installed package, beside it in a checkout."""
+    installed = _PACKAGE / "_data" / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name
+
+
+def cache_dir() -> Path:
+    """The user's cache folder for edgespec (not created here); EDGESPEC_CACHE_DIR overrides the platform's place."""
+    chosen = os.environ.get("EDGESPEC_CACHE_DIR")
+    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("edgespec", appauthor=False))

@@ -1,0 +1,283 @@
+"""A loaded pair, ready to generate: prompts in, chunks of text out.
+
+One thread, the owner, touches the backends; any thread may call a Runtime's methods. Requests are served one at a time,
+in the order they start.
+"""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import queue
+import secrets
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Literal, ParamSpec, TypeVar
+
+from edgespec.core.policy import Fixed
+from edgespec.core.sequence import Draft, FinishReason, Round, SamplingParams, Sequence
+from edgespec.drafters.base import Drafter
+from edgespec.engine import lossless
+from edgespec.engine.loops import plain, sequential
+from edgespec.engine.stats import Stats, Tally
+from edgespec.errors import ClosedError, ContextLengthError, ParameterError, PromptError
+from edgespec.text.chat import ChatTemplate, Message
+from edgespec.text.output import OutputText
+from edgespec.text.tokenizer import Tokenizer
+from edgespec.verifiers.base import Verifier
+
+Mode = Literal["plain", "sequential"]
+MODES: tuple[Mode, ...] = ("plain", "sequential")
+DEFAULT_DRAFT_LENGTH = 5
+Prompt = str | abc.Sequence[Message | abc.Mapping[str, str]]
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one round added. The texts of all chunks make the answer, their tokens the output.
+
+    text    may be empty: a character, or what could become a stop string, is not whole yet
+    tokens  verifier ids, an end-of-generation token included
+    finish_reason  in the last chunk only (which has no tokens): "stop", "length" or "cancelled"
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    stats: Stats
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A whole answer. ``divergences`` is None unless it was checked against plain decoding."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+    divergences: tuple[lossless.Divergence, ...] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One prompt on its way, encoded and checked. The owner thread fills ``chunks``, None at the end."""
+
+    sequence: Sequence
+    mode: Mode
+    draft_length: int
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    chunks: queue.SimpleQueue[Chunk | Exception | None] = field(default_factory=queue.SimpleQueue)
+    drafts: list[Draft] = field(default_factory=list)
+
+
+def new_owner() -> ThreadPoolExecutor:
+    """The one thread that touches a runtime's backends."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgespec-owner")
+
+
+def check_mode(mode: Mode) -> Mode:
+    if mode not in MODES:
+        raise ParameterError(f"mode: got {mode!r}; allowed: {', '.join(MODES)}")
+    return mode
+
+
+class Runtime:
+    """A loaded pair that generates text. Use it as a context manager, or call ``close``.
+
+    Every method may be called from any thread. ``load`` makes one; tests make it over fakes.
+
+    mode, draft_length  what requests get that do not say otherwise; without a drafter the mode is plain
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        drafter: Drafter | None,
+        tokenizer: Tokenizer,
+        *,
+        mode: Mode = "sequential",
+        draft_length: int = DEFAULT_DRAFT_LENGTH,
+        verifier_name: str = "",
+        draft_name: str = "none",
+        owner: ThreadPoolExecutor | None = None,
+    ) -> None:
+        self._verifier, self._drafter, self._tokenizer = verifier, drafter, tokenizer
+        self._template = ChatTemplate(tokenizer.chat_template, bos=tokenizer.bos, eos=tokenizer.eos)
+        self.mode: Mode = mode if drafter else "plain"
+        self.draft_length = Fixed(draft_length).length
+        self.verifier_name, self.draft_name = verifier_name, draft_name
+        self._owner = owner or new_owner()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def decode(self, tokens: abc.Iterable[int]) -> str:
+        """The text of token ids, special tokens by their spelling; bytes that are no character become U+FFFD."""
+        with self._lock:
+            self._check_open()
+            return b"".join(self._tokenizer.piece(token, special=True) for token in tokens).decode("utf-8", "replace")
+
+    @property
+    def num_ctx(self) -> int:
+        """Most tokens prompt and answer may have together."""
+        return self._verifier.num_ctx
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        mode: Mode | None = None,
+        draft_length: int | None = None,
+    ) -> abc.Generator[Chunk, None, None]:
+        """Generate after ``prompt`` and yield a chunk a round; the last one carries the finish reason.
+
+        prompt  a text is one user turn, or with ``raw`` what the answer continues; a list of messages is a conversation
+        mode, draft_length  this request's own
+
+        Bad input raises here, not at the first chunk: ParameterError, PromptError, ContextLengthError, ClosedError.
+        Work starts with the first ``next``. Closing the generator stops the work within a round.
+        """
+        return self._serve(self._request(prompt, params or SamplingParams(), raw, mode, draft_length))
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        mode: Mode | None = None,
+        draft_length: int | None = None,
+        check_lossless: bool = False,
+    ) -> Result:
+        """Generate and wait for the whole answer; parameters and errors as in ``stream``.
+
+        check_lossless  run plain over the answer too and report every divergence (see engine/lossless.py)
+        """
+        params = params or SamplingParams()
+        if check_lossless:
+            lossless.check_params(params)
+        request = self._request(prompt, params, raw, mode, draft_length)
+        chunks = list(self._serve(request))
+        result = Result(
+            text="".join(chunk.text for chunk in chunks),
+            tokens=tuple(token for chunk in chunks for token in chunk.tokens),
+            finish_reason=chunks[-1].finish_reason or "cancelled",
+            stats=chunks[-1].stats,
+        )
+        if not check_lossless:
+            return result
+        found = self._submit(lossless.check, request.sequence, request.drafts, self._verifier).result()
+        return replace(result, divergences=tuple(found))
+
+    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+        """The token ids a prompt becomes, chat template applied unless ``raw``."""
+        with self._lock:
+            self._check_open()
+            return self._encode(prompt, raw)
+
+    def close(self) -> None:
+        """Cancel what runs, wait for it, free both models. A second call does nothing."""
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            freed = self._owner.submit(self._free)
+        freed.result()
+        self._owner.shutdown()
+
+    def _free(self) -> None:
+        if self._drafter is not None:
+            self._drafter.close()
+        self._verifier.close()
+
+    # A request: checked on the caller's thread, run on the owner's, read on the caller's.
+
+    def _request(
+        self, prompt: Prompt, params: SamplingParams, raw: bool, mode: Mode | None, draft_length: int | None
+    ) -> _Request:
+        mode = check_mode(mode or self.mode)
+        if mode != "plain" and self._drafter is None:
+            raise ParameterError(f"mode: got {mode!r} without a draft; allowed: plain; load a draft model or lookup")
+        length = Fixed(self.draft_length if draft_length is None else draft_length).length
+        for token, _ in params.logit_bias:
+            if token >= self._verifier.num_vocab:
+                raise ParameterError(f"logit_bias token id: got {token}; allowed: 0 to {self._verifier.num_vocab - 1}")
+        tokens = self.encode(prompt, raw=raw)
+        if len(tokens) >= self.num_ctx:
+            raise ContextLengthError(
+                f"the prompt has {len(tokens)} tokens; allowed: at most {self.num_ctx - 1} in a context of "
+                f"{self.num_ctx}; shorten it or load with a larger context"
+            )
+        if params.seed is None and not params.greedy:
+            params = replace(params, seed=secrets.randbits(32))
+        return _Request(Sequence(tokens, params, self.num_ctx, self._tokenizer.end_tokens), mode, length)
+
+    def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
+        if isinstance(prompt, str):
+            if not prompt or not (raw or prompt.strip()):
+                raise PromptError("the prompt is empty; give some text")
+            if raw:
+                return self._tokenizer.encode(prompt, add_special=True, parse_special=True)
+            prompt = [Message("user", prompt)]
+        elif raw:
+            raise ParameterError("raw: got a list of messages; a raw prompt is a text")
+        return self._tokenizer.encode_chat(self._template.render(prompt))
+
+    def _serve(self, request: _Request) -> abc.Generator[Chunk, None, None]:
+        self._submit(self._work, request)
+        try:
+            while (item := request.chunks.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            request.cancelled.set()
+
+    def _submit(self, work: abc.Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        with self._lock:
+            self._check_open()
+            return self._owner.submit(work, *args, **kwargs)
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise ClosedError("this runtime was closed; load another")
+
+    # On the owner thread
+
+    def _work(self, request: _Request) -> None:
+        try:
+            for chunk in self._chunks(request):
+                request.chunks.put(chunk)
+        except Exception as error:  # the caller's thread raises it
+            request.chunks.put(error)
+        finally:
+            request.chunks.put(None)
+
+    def _chunks(self, request: _Request) -> abc.Iterator[Chunk]:
+        sequence = request.sequence
+        text = OutputText(self._tokenizer.piece, sequence.params.stop)
+        tally = Tally(sequence.num_prompt, request.mode, sequence.params.seed)
+        for round_ in self._rounds(request):
+            shown = text.feed(round_.tokens)
+            if shown.stopped:
+                sequence.cut(len(round_.tokens) - shown.num_tokens)
+            request.drafts.append(round_.draft)
+            yield Chunk(shown.emit, round_.tokens[: shown.num_tokens], tally.add(round_, shown.num_tokens))
+        yield Chunk(text.flush(), (), tally.stats, sequence.finish_reason)
+
+    def _rounds(self, request: _Request) -> abc.Iterator[Round]:
+        def cancelled() -> bool:
+            return request.cancelled.is_set() or self._closing.is_set()
+
+        if request.mode == "plain" or self._drafter is None:
+            return plain(request.sequence, self._verifier, cancelled)
+        return sequential(request.sequence, self._drafter, self._verifier, Fixed(request.draft_length), cancelled)

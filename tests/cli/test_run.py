@@ -1,0 +1,219 @@
+"""``edgespec run`` over fakes: what goes where, flags, exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.cli import main as entry
+from edgespec.cli import run as command
+from edgespec.errors import EdgespecError
+from edgespec.runtime import Runtime
+from tests.fakes import END, LETTERS, FakeDrafter, FakeTokenizer, FakeVerifier
+
+JSON_KEYS = {
+    "text", "finish_reason", "prompt_tokens", "completion_tokens", "rounds", "drafted", "accepted", "acceptance_rate",
+    "tokens_per_s", "ttft_s", "mode", "draft", "verifier",
+}  # fmt: skip
+
+
+def alphabet(tokens: Any) -> np.ndarray:
+    """The next letter; after "j" the end."""
+    row = np.zeros(32, np.float32)
+    row[END if tokens[-1] == LETTERS.index("j") else (tokens[-1] + 1) % 26] = 9.0
+    return row
+
+
+class Stdin(io.TextIOWrapper):
+    def __init__(self, data: bytes, terminal: bool = False) -> None:
+        super().__init__(io.BytesIO(data), encoding="utf-8")
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+class Terminal:
+    """Runs the command in this process, over fakes, and keeps what it was loaded with."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._patch, self._capsys = patch, capsys
+        self.loaded: list[tuple[Any, ...]] = []
+        self.options: dict[str, Any] = {}
+
+    def load(self, pair: Any, verifier: Any, draft: Any, **options: Any) -> Runtime:
+        self.loaded.append((pair, verifier, draft))
+        self.options = options
+        return Runtime(
+            FakeVerifier(num_ctx=64, logits=alphabet),
+            None if draft == "none" else FakeDrafter(logits=alphabet),
+            FakeTokenizer(),  # type: ignore[arg-type]
+            mode=options["mode"],
+            draft_length=options["draft_length"],
+            verifier_name="fake.gguf",
+            draft_name="none" if draft == "none" else "fake",
+        )
+
+    def __call__(self, *arguments: str, stdin: bytes = b"", terminal: bool = False) -> tuple[int, str, str]:
+        self._patch.setattr(command, "load", self.load)
+        self._patch.setattr(sys, "argv", ["edgespec", *arguments])
+        self._patch.setattr(sys, "stdin", Stdin(stdin, terminal))
+        with pytest.raises(SystemExit) as ended:
+            entry.main()
+        code = ended.value.code
+        out, err = self._capsys.readouterr()
+        return (code if isinstance(code, int) else 0 if code is None else 1), out, err
+
+
+@pytest.fixture
+def edgespec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terminal:
+    return Terminal(monkeypatch, capsys)
+
+
+def test_stdout_is_the_answer_and_stderr_the_rest(edgespec: Terminal) -> None:
+    code, out, err = edgespec("run", "abc", "--temperature", "0")
+    assert (code, out) == (0, "defghij\n")
+    assert "8 tokens" in err
+    assert "acceptance 70% (7 of 10)" in err
+    assert "tokens per round" in err
+    assert edgespec.loaded == [(None, None, None)]
+
+
+def test_json_is_one_object_on_stdout(edgespec: Terminal) -> None:
+    code, out, err = edgespec("run", "abc", "--temperature", "0", "--json", "--draft-length", "3")
+    content = json.loads(out)
+    assert (code, err, out.count("\n")) == (0, "", 1)
+    assert set(content) >= JSON_KEYS
+    assert (content["text"], content["finish_reason"], content["mode"]) == ("defghij", "stop", "sequential")
+    assert (content["prompt_tokens"], content["completion_tokens"], content["rounds"]) == (3, 8, 2)
+    assert content["acceptance_rate"] == content["accepted"] / content["drafted"] == 1.0
+    assert (content["draft"], content["verifier"]) == ("fake", "fake.gguf")
+
+
+def test_the_prompt_comes_from_stdin_a_file_or_both(edgespec: Terminal, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("abcd")
+    assert edgespec("run", "--temperature", "0", stdin=b"ab")[1] == "cdefghij\n"
+    assert edgespec("run", "--temperature", "0", "--file", str(file), stdin=b"ignored")[1] == "efghij\n"
+    text = command._read_prompt("first", file)
+    assert text == "first\n\nabcd"
+
+
+def test_options_reach_the_sampling(edgespec: Terminal) -> None:
+    assert edgespec("run", "abc", "--temperature", "0", "--max-tokens", "2")[1] == "de\n"
+    assert edgespec("run", "abc", "--temperature", "0", "--stop", "gh", "--stop", "zz")[1] == "def\n"
+    assert edgespec("run", "abc", "--temperature", "0", "--system", "z")[1] == "defghij\n"
+    assert edgespec("run", "abc", "--temperature", "0", "--raw")[1] == "defghij\n"
+    assert edgespec("run", "abc", "--seed", "5", "--rule", "rejection")[2].count("seed 5") == 1
+
+
+def test_plain_mode_loads_no_draft(edgespec: Terminal) -> None:
+    code, out, _ = edgespec("run", "abc", "--mode", "plain", "--temperature", "0", "--json")
+    assert (code, json.loads(out)["mode"], json.loads(out)["draft"]) == (0, "plain", "none")
+    assert edgespec("run", "abc", "--draft", "none", "--json", "--temperature", "0")[0] == 0
+    assert edgespec.loaded == [(None, None, "none")] * 2
+
+
+def test_pair_verifier_and_draft_reach_load(edgespec: Terminal) -> None:
+    edgespec("run", "abc", "--pair", "p", "--verifier", "v.gguf", "--draft", "d", "--context", "99", "--threads", "3")
+    assert edgespec.loaded == [("p", Path("v.gguf"), "d")]
+    assert (edgespec.options["num_ctx"], edgespec.options["num_threads"]) == (99, 3)
+
+
+def test_check_lossless_reports_on_stderr_and_in_json(edgespec: Terminal) -> None:
+    code, out, err = edgespec("run", "abc", "--temperature", "0", "--check-lossless")
+    assert (code, out) == (0, "defghij\n")
+    assert "lossless: no difference from plain decoding" in err
+    code, out, _ = edgespec("run", "abc", "--temperature", "0", "--check-lossless", "--json")
+    assert (code, json.loads(out)["divergences"]) == (0, [])
+
+
+def test_ctrl_c_keeps_what_was_generated(edgespec: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(text: str) -> None:
+        print(text, end="")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.report, "show", interrupted)
+    code, out, err = edgespec("run", "abc", "--temperature", "0", "--draft-length", "2")
+    assert (code, out) == (130, "def\n")
+    assert "cancelled" in err
+
+
+def test_chat_remembers_and_clears(edgespec: Terminal) -> None:
+    code, out, _ = edgespec("run", "-i", "--temperature", "0", stdin=b"abc\n\nef\n/clear\nab\n/exit\nnever\n")
+    assert (code, out) == (0, "defghij\nghij\ncdefghij\n")
+
+
+def test_chat_goes_on_after_a_turn_that_does_not_fit(edgespec: Terminal) -> None:
+    code, out, err = edgespec("run", "-i", "--temperature", "0", stdin=b"a" * 70 + b"\nabc\n")
+    assert (code, out) == (0, "defghij\n")
+    assert "70 tokens" in err
+
+
+def test_chat_begins_with_the_prompt(edgespec: Terminal) -> None:
+    assert edgespec("run", "-i", "abc", "--temperature", "0", stdin=b"")[1] == "defghij\n"
+
+
+BAD = {
+    "": 8, "'  '": 8, "a" * 64: 9, "a --temperature -1": 2, "a --temperature nan": 2, "a --temperature inf": 2,
+    "a --top-p 0": 2, "a --top-p 1.1": 2, "a --top-k -1": 2, "a --min-p nan": 2, "a --repeat-penalty 0": 2,
+    "a --max-tokens 0": 2, "a --seed -3": 2, "a --stop ''": 2, "a --draft-length -1": 2, "a --draft-length x": 2,
+    "a --rule best": 2, "a --mode fast": 2, "a --nonsense": 2, "a b": 2, "-i --json": 2, "a --raw --system b": 2,
+    "a --mode sequential --draft none": 2, "--file /does/not/exist": 5, "--file /": 5,
+    "a --rule rejection --check-lossless": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_gets_one_line_and_its_exit_code(edgespec: Terminal, line: str) -> None:
+    arguments, code = ["run", *(shlex.split(line) or [""])], BAD[line]
+    got, out, err = edgespec(*arguments)
+    assert (got, out, err.count("\n")) == (code, "", 1)
+    assert err.startswith("Error: ")
+
+
+def test_an_unknown_command(edgespec: Terminal) -> None:
+    assert edgespec("walk")[:2] == (2, "")
+
+
+def test_no_prompt_at_all(edgespec: Terminal) -> None:
+    assert edgespec("run", terminal=True)[0] == 8
+    assert edgespec("run", stdin=b"")[0] == 8
+    code, _, err = edgespec("run", stdin=b"\xff\xfe")
+    assert (code, err.count("\n")) == (8, 1)
+
+
+def test_a_file_without_permission(edgespec: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def denied(path: Path) -> bytes:  # root, whom tests often run as, may read everything
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    code, _, err = edgespec("run", "--file", str(tmp_path / "secret"))
+    assert (code, err.count("\n")) == (5, 1)
+    assert "Permission denied" in err
+
+
+def test_every_error_has_an_exit_code_of_its_own() -> None:
+    def below(kind: type[EdgespecError]) -> list[type[EdgespecError]]:
+        return [kind, *(found for sub in kind.__subclasses__() for found in below(sub))]
+
+    codes = [kind.exit_code for kind in below(EdgespecError)]
+    assert len(codes) == len(set(codes)) == 13
+
+
+def test_version_and_help(edgespec: Terminal) -> None:
+    assert edgespec("--version")[:2] == (0, "edgespec, version 0.1.0\n")
+    code, out, _ = edgespec("run", "--help")
+    assert code == 0
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    used = {word.strip("`,.()") for word in readme.split() if word.startswith("--") and word[2:3].isalpha()}
+    ours = {option for option in used if option not in ("--check", "--no-cache-dir", "--no-deps")}
+    assert ours
+    assert {option for option in ours if option not in out} == set()
