@@ -1,0 +1,242 @@
+"""OnnxDrafter: a small decoder on ONNX Runtime's CPU provider proposes tokens."""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import functools
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgespec.core.prefix import num_common
+from edgespec.core.sampling import Head, Stream, distribution, most_likely, pick
+from edgespec.core.sequence import Distribution, Draft
+from edgespec.drafters import vocabulary
+from edgespec.drafters.base import DraftRequest
+from edgespec.drafters.files import read_text, unreadable
+from edgespec.drafters.onnx_fixed import FixedCacheModel
+from edgespec.drafters.onnx_growing import GrowingCacheModel
+from edgespec.drafters.onnx_manifest import MANIFEST, DraftManifest
+from edgespec.drafters.onnx_session import DraftModel, Row, open_session
+from edgespec.errors import ClosedError, ModelFormatError, ModelNotFoundError, ParameterError
+
+
+class OnnxDrafter:
+    """Drafts with an ONNX decoder; make one with ``open``. One thread may call it, always the same one.
+
+    The cache of a slot holds the tokens and all drafted ones but the last. A request whose tokens the model cannot read
+    (ids beyond its embedding table), or whose tokens fill ``num_ctx``, gets an empty draft; one that comes near the end
+    gets what there is room for.
+    """
+
+    name = "onnx"
+
+    def __init__(self, model: DraftModel, num_slots: int, num_vocab: int, tokens_path: Path, head: Head | None) -> None:
+        self._model: DraftModel | None = model
+        self._tokens_path = tokens_path
+        self._cached: list[list[int]] = [[] for _ in range(num_slots)]
+        self._columns, self._head = _spoken(model.num_logits, num_vocab, head)
+        self.num_ctx, self.num_vocab = model.num_ctx, model.num_vocab
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        num_ctx: int,
+        num_threads: int,
+        num_slots: int = 1,
+        num_vocab: int | None = None,
+        spin: bool = False,
+    ) -> OnnxDrafter:
+        """Load a folder that ``quantize`` wrote, or a published decoder export (its folder or its .onnx file).
+
+        num_ctx      most tokens of a sequence; the model's own limit holds if it is lower
+        num_threads  CPUs to use; the caller knows how they are shared
+        num_vocab    the verifier's vocabulary: no id at or above it is ever drafted
+        spin         threads wait actively: a little faster alone, harmful where others need the cores
+
+        Raises ParameterError, ModelNotFoundError, FileAccessError or ModelFormatError.
+        """
+        sizes = {"num_ctx": num_ctx, "num_threads": num_threads, "num_slots": num_slots, "num_vocab": num_vocab}
+        for name, value in sizes.items():
+            if value is not None and value < 1:
+                raise ParameterError(f"{name}: got {value}; allowed: 1 or more")
+        try:
+            model_path, manifest = _locate(Path(path))
+        except OSError as error:
+            raise unreadable(Path(path), error) from error
+        session = open_session(model_path, num_threads, spin)
+        if manifest is None:
+            growing = GrowingCacheModel(session, num_slots, min(num_ctx, _max_positions(model_path, num_ctx)))
+            return cls(growing, num_slots, num_vocab or growing.num_logits, model_path, None)
+        d2t = manifest.read_d2t(model_path.parent)
+        fixed = FixedCacheModel(session, manifest, num_slots, num_ctx)
+        tokens = model_path.parent / manifest.tokens
+        return cls(fixed, num_slots, num_vocab or manifest.num_vocab, tokens, None if d2t is None else Head(d2t))
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._cached)
+
+    @functools.cached_property
+    def tokens(self) -> tuple[str, ...]:
+        """Raw token texts by id, read on first use, for ``vocabulary.check``.
+
+        Raises VocabularyMismatchError for an export without one, FileAccessError or ModelFormatError.
+        """
+        path = self._tokens_path
+        return vocabulary.load_tokens(vocabulary.tokenizer_beside(path) if path.suffix == ".onnx" else path)
+
+    def propose(
+        self, requests: abc.Sequence[DraftRequest], cancelled: abc.Callable[[], bool] = lambda: False
+    ) -> list[Draft]:
+        """See Drafter.propose. Missing prefixes are evaluated slot by slot, then all requests advance together."""
+        if self._model is None:
+            raise ClosedError("this ONNX drafter was closed; open another")
+        self._check(requests)
+        works = [self._begin(request) for request in requests]
+        self._draft(self._model, [work for work in works if not work.done], cancelled)
+        return [work.draft() for work in works]
+
+    def close(self) -> None:
+        """Free the model and its caches; a second call does nothing."""
+        if self._model is not None:
+            self._model.close()
+            self._model = None
+
+    def _check(self, requests: abc.Sequence[DraftRequest]) -> None:
+        slots = [request.slot for request in requests]
+        if len(set(slots)) < len(slots) or any(not 0 <= slot < self.num_slots for slot in slots):
+            raise ParameterError(f"slots: got {slots}; allowed: different ones from 0 to {self.num_slots - 1}")
+        if any(not request.tokens for request in requests):
+            raise ParameterError("tokens: got an empty list; allowed: one token or more")
+
+    def _begin(self, request: DraftRequest) -> _Work:
+        """Trim the slot's cache to what it shares with the tokens, and leave at least one to evaluate."""
+        known, cached = list(request.tokens), self._cached[request.slot]
+        work = _Work(request, known, cached, max(0, min(request.num_draft, self.num_ctx - len(known))))
+        if work.done:
+            return work
+        keep = min(num_common(cached, known), len(known) - 1)
+        if min(known[keep:]) < 0 or max(known[keep:]) >= self.num_vocab:
+            work.room = 0
+        else:
+            del cached[keep:]
+        return work
+
+    def _draft(self, model: DraftModel, works: list[_Work], cancelled: abc.Callable[[], bool]) -> None:
+        # After a fully accepted draft two tokens are missing: two steps for all cost less than a call for each.
+        behind = 1 if len(works) == 1 else 2
+        for work in works:
+            while work.num_missing > behind and not cancelled():
+                self._extend(model, work)
+        while (works := [work for work in works if not work.done]) and not cancelled():
+            self._step(model, works)
+
+    def _extend(self, model: DraftModel, work: _Work) -> None:
+        start = len(work.cached)
+        tokens = work.known[start : start + model.chunk(start)]
+        self._advance(work, tokens, model.extend(work.request.slot, tokens, start))
+
+    def _step(self, model: DraftModel, works: list[_Work]) -> None:
+        tokens = {work.request.slot: work.known[len(work.cached)] for work in works}
+        rows = model.step(tokens, [len(cached) for cached in self._cached])
+        for work in works:
+            slot = work.request.slot
+            self._advance(work, [tokens[slot]], rows[slot])
+
+    def _advance(self, work: _Work, tokens: list[int], row: Row) -> None:
+        work.cached.extend(tokens)
+        if work.num_missing == 0:
+            work.known.append(self._draw(work, row[self._columns]))
+
+    def _draw(self, work: _Work, row: Row) -> int:
+        params, head = work.request.params, self._head
+        if params.greedy and not params.penalised and (head is None or head.order is None):
+            best = most_likely(row)[0]
+            return best if head is None else int(head.ids[best])
+        dist = distribution(row, params, work.known, work.request.num_prompt, head)
+        if params.rule == "rejection" and not params.greedy:
+            work.distributions.append(dist)
+        return pick(dist, params, len(work.known), Stream.DRAFT)
+
+
+@dataclass(slots=True)
+class _Work:
+    """One request on its way.
+
+    known   its tokens and what is drafted
+    cached  what its slot's cache holds: the drafter's own list, a prefix of ``known``
+    room    most tokens to draft
+    """
+
+    request: DraftRequest
+    known: list[int]
+    cached: list[int]
+    room: int
+    distributions: list[Distribution] = field(default_factory=list)
+
+    @property
+    def num_missing(self) -> int:
+        return len(self.known) - len(self.cached)
+
+    @property
+    def done(self) -> bool:
+        return len(self.known) - len(self.request.tokens) >= self.room
+
+    def draft(self) -> Draft:
+        start = len(self.request.tokens)
+        return Draft(start, tuple(self.known[start:]), tuple(self.distributions) or None)
+
+
+def _spoken(num_logits: int, num_vocab: int, head: Head | None) -> tuple[Any, Head | None]:
+    """The columns of a row that stand for ids below ``num_vocab``, and the head of those columns."""
+    if head is None:
+        return slice(min(num_logits, num_vocab)), None
+    columns = np.flatnonzero(head.d2t < num_vocab)
+    if len(columns) == num_logits:
+        return slice(None), head
+    return columns, Head(head.d2t[columns])
+
+
+def _locate(path: Path) -> tuple[Path, DraftManifest | None]:
+    """The .onnx file, and the manifest of a folder in edgespec's own form."""
+    folder = path if path.is_dir() else path.parent
+    if path.exists() and (folder / MANIFEST).exists():
+        manifest = DraftManifest.read(folder / MANIFEST)
+        if path in (folder, folder / manifest.model):
+            return folder / manifest.model, manifest
+    return (_only_model(path) if path.is_dir() else path), None
+
+
+def _only_model(folder: Path) -> Path:
+    found = sorted(folder.glob("*.onnx")) or sorted(folder.glob("onnx/*.onnx"))
+    usual = [path for path in found if path.name == "model.onnx"]
+    if not found:
+        raise ModelNotFoundError(f"{folder} has no .onnx file and no {MANIFEST}; check the path")
+    if len(found) > 1 and not usual:
+        names = ", ".join(path.name for path in found)
+        raise ModelFormatError(f"{folder} has several models: {names}; give the path of one of them")
+    return (usual or found)[0]
+
+
+def _max_positions(model: Path, default: int) -> int:
+    """Most tokens a published export's positions reach, by the config.json beside it or one folder up."""
+    for path in (model.parent / "config.json", model.parent.parent / "config.json"):
+        if path.exists():
+            return _read_max_positions(path, default)
+    return default
+
+
+def _read_max_positions(path: Path, default: int) -> int:
+    content = read_text(path)
+    try:
+        config = json.loads(content)
+        found = config.get("max_position_embeddings") or config.get("n_positions") or default
+        return max(1, int(found))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ModelFormatError(f"{path} is not a model's config.json ({error}); get or remove it") from error
