@@ -1,0 +1,138 @@
+"""A GGUF in, a draft folder out: the graph, its weights, its vocabulary and the manifest that describes them."""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgespec.errors import MissingDependencyError, ParameterError
+from quantize.folder import new_folder
+
+if TYPE_CHECKING:
+    from quantize.gguf_source import GgufSource
+    from quantize.onnx_builder import Recipe
+
+MANIFEST, MODEL, TOKENS, HEAD = "draft.toml", "model.onnx", "tokens.json", "d2t.npy"
+FORMAT = 1
+
+Progress = abc.Callable[[str, float], None]
+
+
+def build_draft(
+    source: Path,
+    out: Path,
+    *,
+    bits: int = 8,
+    block_size: int = 32,
+    layers: abc.Sequence[int] | None = None,
+    head: abc.Sequence[int] | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Make a draft folder (README.md) of a llama-architecture GGUF and return ``out``.
+
+    bits        4 or 8 per weight in blocks, 32 for none of it
+    block_size  inputs that share a scale
+    layers      the layers to keep, in order; all by default
+    head        the token ids the draft may propose; all by default
+    force       replace ``out`` if it is a draft folder
+    progress    called on this thread with what is being done and the finished fraction, 0 to 1
+
+    ``out`` appears whole or not at all, and concurrent calls do not disturb each other. Raises ParameterError,
+    ModelNotFoundError, ModelFormatError, FileAccessError, or MissingDependencyError when the extra is not installed.
+    """
+    _check_dependencies()
+    from quantize.gguf_source import open_gguf
+    from quantize.onnx_builder import Recipe, check_recipe
+
+    report = progress or (lambda stage, fraction: None)
+    report("reading", 0.0)
+    opened = open_gguf(source)
+    kept = tuple(range(opened.dimensions.num_layers)) if layers is None else tuple(layers)
+    recipe = Recipe(bits, block_size, kept, None if head is None else _ids(head))
+    check_recipe(recipe, opened.dimensions)
+    with new_folder(out, MANIFEST, force=force) as folder:
+        _write(folder, opened, recipe, report)
+    report("done", 1.0)
+    return out
+
+
+def _check_dependencies() -> None:
+    missing = [name for name in ("gguf", "onnx", "onnx_ir") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingDependencyError(f"building a draft needs {missing[0]}; pip install 'edgespec[quantize]'")
+
+
+def _ids(head: abc.Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Ascending, so that among equal logits the first is the lowest id, as in the verifier."""
+    ids = np.asarray(head)
+    if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+        raise ParameterError(f"head: got {ids.dtype} values of shape {ids.shape}; allowed: a list of token ids")
+    return np.unique(ids.astype(np.int64))
+
+
+def _write(folder: Path, source: GgufSource, recipe: Recipe, report: Progress) -> None:
+    import onnx
+
+    from quantize.onnx_builder import build_model
+    from quantize.weights_file import FILE_NAME, WeightsFile
+
+    with (folder / FILE_NAME).open("wb") as stream:
+        weights = WeightsFile(stream, recipe.bits, recipe.block_size)
+        model = build_model(source, recipe, weights, lambda fraction: report("quantizing", 0.9 * fraction))
+    report("writing", 0.9)
+    onnx.save(model, folder / MODEL)
+    if recipe.head is not None:
+        np.save(folder / HEAD, recipe.head)
+    tokens = json.dumps(source.tokens).encode("ascii")
+    (folder / TOKENS).write_bytes(tokens)
+    (folder / MANIFEST).write_text(_toml(_manifest(source, recipe, tokens)), encoding="utf-8")
+
+
+def _manifest(source: GgufSource, recipe: Recipe, tokens: bytes) -> dict[str, int | str]:
+    from quantize.onnx_builder import num_ctx
+
+    d = source.dimensions
+    manifest: dict[str, int | str] = {"format": FORMAT, "kind": "draft", "model": MODEL, "architecture": "llama"}
+    manifest |= {"num_layers": len(recipe.layers), "num_kv_heads": d.num_kv_heads, "head_size": d.head_size}
+    manifest |= {"num_ctx": num_ctx(d), "num_vocab": d.num_vocab, "num_head_vocab": d.num_vocab}
+    if recipe.head is not None:
+        manifest |= {"num_head_vocab": len(recipe.head), "d2t": HEAD}
+    manifest |= {"tokens": TOKENS, "tokens_sha256": hashlib.sha256(tokens).hexdigest()}
+    manifest |= {"bits": recipe.bits, "block_size": recipe.block_size}
+    manifest |= {"source": source.path.name, "source_sha256": _file_sha256(source.path)}
+    return manifest | {"edgespec_version": _edgespec_version(), "onnxruntime_version": _onnxruntime_version()}
+
+
+def _edgespec_version() -> str:
+    try:
+        return importlib.metadata.version("edgespec")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "unknown"
+
+
+def _onnxruntime_version() -> str:
+    import onnxruntime
+
+    return str(onnxruntime.__version__)
+
+
+def _file_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _toml(values: dict[str, int | str]) -> str:
+    """Strings are written as JSON, which TOML reads the same but for DEL."""
+    lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+    return "".join(lines).replace("\x7f", "\\u007F")

@@ -1,0 +1,88 @@
+"""The file beside the graph that holds its weights. Tensors are quantized and appended a few rows at a time, so memory
+never holds more than one slice of the source in float32."""
+
+from __future__ import annotations
+
+import collections.abc as abc
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
+
+from quantize.gguf_source import Matrix
+
+FILE_NAME = "model.onnx.data"
+
+# ONNX Runtime maps external data into memory, which wants page-aligned starts.
+_ALIGNMENT_BYTES = 4096
+_SLICE_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an array lies in the file."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> onnx.TensorProto:
+        """An initializer that refers to it, seen in another shape of the same size if given. Several may."""
+        dims = self.shape if shape is None else shape
+        kind = onnx.helper.np_dtype_to_tensor_dtype(self.dtype)
+        tensor = onnx.TensorProto(name=name, data_type=kind, dims=dims, data_location=onnx.TensorProto.EXTERNAL)
+        length = self.dtype.itemsize * int(np.prod(self.shape))
+        for key, value in (("location", FILE_NAME), ("offset", self.offset), ("length", length)):
+            tensor.external_data.add(key=key, value=str(value))
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMatrix:
+    """A block-quantized matrix: values (out, in / block, block * bits / 8) uint8, scales (out, in / block) float32."""
+
+    shape: tuple[int, int]
+    values: Place
+    scales: Place
+
+
+class WeightsFile:
+    """Appends arrays. Not thread-safe; the caller owns the stream and closes it."""
+
+    def __init__(self, stream: BinaryIO, bits: int, block_size: int) -> None:
+        self._stream = stream
+        self._quantizer = DefaultWeightOnlyQuantizer(
+            DefaultWeightOnlyQuantConfig(block_size=block_size, is_symmetric=True, bits=bits)
+        )
+
+    def array(self, values: NDArray[Any]) -> Place:
+        offset = self._align()
+        self._stream.write(np.ascontiguousarray(values).data)
+        return Place(values.dtype, values.shape, offset)
+
+    def blocks(self, *matrices: Matrix) -> BlockMatrix:
+        """Quantize matrices that read the same input, stacked along their outputs."""
+        offset, scales = self._align(), []
+        for rows in _slices(matrices):
+            values, row_scales, _ = self._quantizer.qbits_block_quant(np.ascontiguousarray(rows.T))
+            self._stream.write(values.data)
+            scales.append(row_scales)
+        all_scales = np.concatenate(scales)
+        shape = (len(all_scales), *values.shape[1:])
+        columns = matrices[0].shape[1]
+        return BlockMatrix((shape[0], columns), Place(values.dtype, shape, offset), self.array(all_scales))
+
+    def _align(self) -> int:
+        padding = -self._stream.tell() % _ALIGNMENT_BYTES
+        self._stream.write(bytes(padding))
+        return self._stream.tell()
+
+
+def _slices(matrices: abc.Iterable[Matrix]) -> abc.Iterator[NDArray[np.float32]]:
+    for matrix in matrices:
+        step = max(1, _SLICE_ELEMENTS // matrix.shape[1])
+        for start in range(0, matrix.shape[0], step):
+            yield matrix.read(start, min(start + step, matrix.shape[0]))
