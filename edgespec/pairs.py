@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edgespec.errors import ModelFormatError, ModelNotFoundError, UnknownPairError
+from edgespec.errors import FileAccessError, ModelFormatError, ModelNotFoundError, UnknownPairError
 from edgespec.paths import cache_dir, data_dir
 
 if sys.version_info >= (3, 11):
@@ -80,18 +80,24 @@ class Pair:
 
         Raises MissingDependencyError without the extra ``quantize``, FileAccessError when the cache is not writable.
         """
-        if not (self.draft_path / "draft.toml").is_file():
+        if not self._draft_is_there():
             import quantize
 
-            quantize.build_draft(
-                self.verifier.find(),
-                self.draft_path,
-                bits=self.draft.bits,
-                block_size=self.draft.block_size,
-                force=True,
-                progress=progress,
-            )
+            try:
+                quantize.build_draft(
+                    self.verifier.find(),
+                    self.draft_path,
+                    bits=self.draft.bits,
+                    block_size=self.draft.block_size,
+                    progress=progress,
+                )
+            except FileAccessError:
+                if not self._draft_is_there():  # otherwise another process was faster
+                    raise
         return self.draft_path
+
+    def _draft_is_there(self) -> bool:
+        return (self.draft_path / "draft.toml").is_file()
 
 
 def pair_names() -> list[str]:
