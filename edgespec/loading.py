@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from edgespec.core.policy import Fixed
+from edgespec.core.policy import DEFAULT_POLICY, Policy
 from edgespec.devices.probe import usable_cpus
 from edgespec.drafters import vocabulary
 from edgespec.drafters.base import Drafter
@@ -14,7 +14,7 @@ from edgespec.drafters.lookup import LookupDrafter
 from edgespec.errors import EdgespecError
 from edgespec.pairs import DEFAULT_PAIR, Progress, load_pair
 from edgespec.paths import cache_dir
-from edgespec.runtime import DEFAULT_DRAFT_LENGTH, Mode, Runtime, check_mode, new_owner
+from edgespec.runtime import Mode, Runtime, check_mode, new_owner
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.verifiers.canary import use_extra_bufts
 from edgespec.verifiers.llama import LlamaOptions, LlamaVerifier
@@ -28,7 +28,7 @@ def load(
     num_ctx: int | None = None,
     num_threads: int | None = None,
     mode: Mode = "sequential",
-    draft_length: int = DEFAULT_DRAFT_LENGTH,
+    policy: Policy = DEFAULT_POLICY,
     progress: Progress | None = None,
 ) -> Runtime:
     """Load a pair, or a verifier and a draft of your own, and return a Runtime. Blocks; any thread.
@@ -39,13 +39,13 @@ def load(
                  neither pair nor draft: "lookup"
     num_ctx      most tokens of prompt and answer together; None: what the verifier was trained for, at most 4096
     num_threads  for either side; None: the usable CPUs
+    mode, policy  what requests get that do not say otherwise
     progress     called with (stage, 0..1) while a draft model is built on first use
 
     Raises UnknownPairError, ModelNotFoundError, ModelFormatError, FileAccessError, VocabularyMismatchError,
     ParameterError, BackendError, MissingDependencyError.
     """
     check_mode(mode)
-    Fixed(draft_length)
     chosen = load_pair(pair or DEFAULT_PAIR) if pair is not None or verifier is None else None
     path = chosen.verifier.find() if verifier is None and chosen is not None else Path(verifier or "")
     if draft is None:
@@ -53,7 +53,7 @@ def load(
     num_threads = usable_cpus() if num_threads is None else num_threads
     owner = new_owner()
     try:
-        return owner.submit(_load, path, draft, num_ctx, num_threads, mode, draft_length, owner).result()
+        return owner.submit(_load, path, draft, num_ctx, num_threads, mode, policy, owner).result()
     except BaseException:
         owner.shutdown(wait=False)
         raise
@@ -65,7 +65,7 @@ def _load(
     num_ctx: int | None,
     num_threads: int,
     mode: Mode,
-    draft_length: int,
+    policy: Policy,
     owner: ThreadPoolExecutor,
 ) -> Runtime:
     """On the owner thread: both models, then the check that they speak the same tokens."""
@@ -82,7 +82,7 @@ def _load(
             drafter,
             tokenizer,
             mode=mode,
-            draft_length=draft_length,
+            policy=policy,
             verifier_name=verifier_path.name,
             draft_name=Path(draft).name,
             owner=owner,

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Literal, ParamSpec, TypeVar
 
-from edgespec.core.policy import Fixed
+from edgespec.core.policy import DEFAULT_POLICY, Policy
 from edgespec.core.sequence import Draft, FinishReason, Round, SamplingParams, Sequence
 from edgespec.drafters.base import Drafter
 from edgespec.engine import lossless
@@ -28,7 +28,6 @@ from edgespec.verifiers.base import Verifier
 
 Mode = Literal["plain", "sequential"]
 MODES: tuple[Mode, ...] = ("plain", "sequential")
-DEFAULT_DRAFT_LENGTH = 5
 Prompt = str | abc.Sequence[Message | abc.Mapping[str, str]]
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -66,7 +65,7 @@ class _Request:
 
     sequence: Sequence
     mode: Mode
-    draft_length: int
+    policy: Policy
     cancelled: threading.Event = field(default_factory=threading.Event)
     chunks: queue.SimpleQueue[Chunk | Exception | None] = field(default_factory=queue.SimpleQueue)
     drafts: list[Draft] = field(default_factory=list)
@@ -88,7 +87,7 @@ class Runtime:
 
     Every method may be called from any thread. ``load`` makes one; tests make it over fakes.
 
-    mode, draft_length  what requests get that do not say otherwise; without a drafter the mode is plain
+    mode, policy  what requests get that do not say otherwise; without a drafter the mode is plain
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class Runtime:
         tokenizer: Tokenizer,
         *,
         mode: Mode = "sequential",
-        draft_length: int = DEFAULT_DRAFT_LENGTH,
+        policy: Policy = DEFAULT_POLICY,
         verifier_name: str = "",
         draft_name: str = "none",
         owner: ThreadPoolExecutor | None = None,
@@ -106,7 +105,7 @@ class Runtime:
         self._verifier, self._drafter, self._tokenizer = verifier, drafter, tokenizer
         self._template = ChatTemplate(tokenizer.chat_template, bos=tokenizer.bos, eos=tokenizer.eos)
         self.mode: Mode = mode if drafter else "plain"
-        self.draft_length = Fixed(draft_length).length
+        self.policy = policy
         self.verifier_name, self.draft_name = verifier_name, draft_name
         self._owner = owner or new_owner()
         self._lock = threading.Lock()
@@ -136,17 +135,17 @@ class Runtime:
         *,
         raw: bool = False,
         mode: Mode | None = None,
-        draft_length: int | None = None,
+        policy: Policy | None = None,
     ) -> abc.Generator[Chunk, None, None]:
         """Generate after ``prompt`` and yield a chunk a round; the last one carries the finish reason.
 
         prompt  a text is one user turn, or with ``raw`` what the answer continues; a list of messages is a conversation
-        mode, draft_length  this request's own
+        mode, policy  this request's own
 
         Bad input raises here, not at the first chunk: ParameterError, PromptError, ContextLengthError, ClosedError.
         Work starts with the first ``next``. Closing the generator stops the work within a round.
         """
-        return self._serve(self._request(prompt, params or SamplingParams(), raw, mode, draft_length))
+        return self._serve(self._request(prompt, params or SamplingParams(), raw, mode, policy))
 
     def generate(
         self,
@@ -155,7 +154,7 @@ class Runtime:
         *,
         raw: bool = False,
         mode: Mode | None = None,
-        draft_length: int | None = None,
+        policy: Policy | None = None,
         check_lossless: bool = False,
     ) -> Result:
         """Generate and wait for the whole answer; parameters and errors as in ``stream``.
@@ -165,7 +164,7 @@ class Runtime:
         params = params or SamplingParams()
         if check_lossless:
             lossless.check_params(params)
-        request = self._request(prompt, params, raw, mode, draft_length)
+        request = self._request(prompt, params, raw, mode, policy)
         chunks = list(self._serve(request))
         result = Result(
             text="".join(chunk.text for chunk in chunks),
@@ -202,12 +201,11 @@ class Runtime:
     # A request: checked on the caller's thread, run on the owner's, read on the caller's.
 
     def _request(
-        self, prompt: Prompt, params: SamplingParams, raw: bool, mode: Mode | None, draft_length: int | None
+        self, prompt: Prompt, params: SamplingParams, raw: bool, mode: Mode | None, policy: Policy | None
     ) -> _Request:
         mode = check_mode(mode or self.mode)
         if mode != "plain" and self._drafter is None:
             raise ParameterError(f"mode: got {mode!r} without a draft; allowed: plain; load a draft model or lookup")
-        length = Fixed(self.draft_length if draft_length is None else draft_length).length
         for token, _ in params.logit_bias:
             if token >= self._verifier.num_vocab:
                 raise ParameterError(f"logit_bias token id: got {token}; allowed: 0 to {self._verifier.num_vocab - 1}")
@@ -219,7 +217,7 @@ class Runtime:
             )
         if params.seed is None and not params.greedy:
             params = replace(params, seed=secrets.randbits(32))
-        return _Request(Sequence(tokens, params, self.num_ctx, self._tokenizer.end_tokens), mode, length)
+        return _Request(Sequence(tokens, params, self.num_ctx, self._tokenizer.end_tokens), mode, policy or self.policy)
 
     def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
         if isinstance(prompt, str):
@@ -280,4 +278,4 @@ class Runtime:
 
         if request.mode == "plain" or self._drafter is None:
             return plain(request.sequence, self._verifier, cancelled)
-        return sequential(request.sequence, self._drafter, self._verifier, Fixed(request.draft_length), cancelled)
+        return sequential(request.sequence, self._drafter, self._verifier, request.policy, cancelled)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.core.policy import Fixed
 from edgespec.core.sequence import SamplingParams
 from edgespec.errors import BackendError, ClosedError, ContextLengthError, ParameterError, PromptError
 from edgespec.runtime import Runtime
@@ -72,7 +73,7 @@ def runtime(verifier: FakeVerifier | None = None, logits: Any = endless, **optio
 def test_plain_and_sequential_agree_and_chunks_make_the_result(params: SamplingParams) -> None:
     with runtime() as one:
         plain = one.generate("hello", params, mode="plain")
-        chunks = list(one.stream("hello", params, draft_length=3))
+        chunks = list(one.stream("hello", params, policy=Fixed(3)))
     assert "".join(chunk.text for chunk in chunks) == plain.text
     assert tuple(token for chunk in chunks for token in chunk.tokens) == plain.tokens
     assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
@@ -84,7 +85,7 @@ def test_plain_and_sequential_agree_and_chunks_make_the_result(params: SamplingP
 
 def test_stats_add_up() -> None:
     with runtime() as one:
-        stats = one.generate("hello", GREEDY, draft_length=4).stats
+        stats = one.generate("hello", GREEDY, policy=Fixed(4)).stats
     assert (stats.rounds, stats.drafted, stats.accepted, stats.completion_tokens) == (6, 24, 24, 30)
     assert stats.acceptance_rate == 1.0
     assert stats.tokens_per_round == 5.0
@@ -105,7 +106,7 @@ def test_a_drawn_seed_is_reported_and_gives_the_same_again() -> None:
 
 def test_the_end_token_ends_the_text_and_is_not_in_it() -> None:
     with runtime(logits=spell("abcdefgh#")) as one:
-        result = one.generate("a", GREEDY, draft_length=5)
+        result = one.generate("a", GREEDY, policy=Fixed(5))
     assert (result.text, result.finish_reason) == ("bcdefgh", "stop")
     assert result.tokens[-1] == END
     assert result.stats.completion_tokens == len(result.tokens) == 8
@@ -115,8 +116,8 @@ def test_the_end_token_ends_the_text_and_is_not_in_it() -> None:
 def test_a_stop_string_across_tokens_inside_an_accepted_run(length: int) -> None:
     params = SamplingParams(max_tokens=30, temperature=0.0, stop=("fg", "nothing"))
     with runtime(logits=spell("abcdefghij")) as one:
-        result = one.generate("a", params, draft_length=length)
-        chunks = list(one.stream("a", params, draft_length=length))
+        result = one.generate("a", params, policy=Fixed(length))
+        chunks = list(one.stream("a", params, policy=Fixed(length)))
     assert (result.text, result.finish_reason) == ("bcde", "stop")
     assert [LETTERS[token] for token in result.tokens] == list("bcdefg")
     assert result.stats.completion_tokens == 6
@@ -213,7 +214,7 @@ def test_prompts_as_text_and_as_messages() -> None:
         (lambda one: one.stream([{"role": "user", "content": "a"}], raw=True), ParameterError),
         (lambda one: one.stream("a" * 64), ContextLengthError),
         (lambda one: one.stream("a", mode="fast"), ParameterError),
-        (lambda one: one.stream("a", draft_length=-1), ParameterError),
+        (lambda one: one.stream("a", policy=Fixed(-1)), ParameterError),
         (lambda one: one.stream("a", SamplingParams(logit_bias=((32, 1.0),))), ParameterError),
         (lambda one: one.generate("a", SamplingParams(rule="rejection"), check_lossless=True), ParameterError),
     ],

@@ -11,10 +11,11 @@ import click
 
 from edgespec.cli import report
 from edgespec.cli.chat import chat
+from edgespec.core.policy import DEFAULT_POLICY, Fixed
 from edgespec.core.sequence import RULES, SamplingParams
 from edgespec.errors import FileAccessError, PromptError
 from edgespec.loading import load
-from edgespec.runtime import DEFAULT_DRAFT_LENGTH, MODES, Mode, Runtime
+from edgespec.runtime import MODES, Mode, Runtime
 from edgespec.text.chat import Message
 
 DEFAULT = SamplingParams()
@@ -45,7 +46,7 @@ DEFAULT = SamplingParams()
     "--rule", type=click.Choice(RULES), default=DEFAULT.rule, show_default=True, help="How drafts are judged."
 )
 @click.option("--mode", type=click.Choice(MODES), help="plain: the verifier alone.  [default: sequential]")
-@click.option("--draft-length", type=int, default=DEFAULT_DRAFT_LENGTH, show_default=True, help="Tokens a draft.")
+@click.option("--draft-length", type=int, default=DEFAULT_POLICY.length, show_default=True, help="Tokens a draft.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @click.option("--check-lossless", is_flag=True, help="Compare the answer with plain decoding, token by token.")
 def run(prompt: str | None, **options: Any) -> None:
@@ -107,7 +108,7 @@ def _load(options: dict[str, Any]) -> Runtime:
         num_ctx=options["context"],
         num_threads=options["threads"],
         mode=mode,
-        draft_length=options["draft_length"],
+        policy=Fixed(options["draft_length"]),
         progress=report.progress,
     )
 

@@ -23,14 +23,12 @@ class Fixed:
     length: int
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.length, bool)
-            or not isinstance(self.length, int)
-            or not 0 <= self.length <= MAX_DRAFT_LENGTH
-        ):
-            raise ParameterError(
-                f"draft length: got {self.length!r}; allowed: a whole number from 0 to {MAX_DRAFT_LENGTH}"
-            )
+        length = self.length
+        if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= MAX_DRAFT_LENGTH:
+            raise ParameterError(f"draft length: got {length!r}; allowed: a whole number from 0 to {MAX_DRAFT_LENGTH}")
 
     def next(self) -> int:
         return self.length
+
+
+DEFAULT_POLICY = Fixed(7)

@@ -50,14 +50,15 @@ class OnnxDrafter:
         num_threads: int,
         num_slots: int = 1,
         num_vocab: int | None = None,
-        spin: bool = False,
+        spin: bool = True,
     ) -> OnnxDrafter:
         """Load a folder that ``quantize`` wrote, or a published decoder export (its folder or its .onnx file).
 
         num_ctx      most tokens of a sequence; the model's own limit holds if it is lower
         num_threads  CPUs to use; the caller knows how they are shared
         num_vocab    the verifier's vocabulary: no id at or above it is ever drafted
-        spin         threads wait actively: a little faster alone, harmful where others need the cores
+        spin         threads wait actively within a run, never between two: faster, unless somebody else needs the
+                     cores at the same time
 
         Raises ParameterError, ModelNotFoundError, FileAccessError or ModelFormatError.
         """

@@ -68,6 +68,8 @@ def open_session(path: Path, num_threads: int, spin: bool) -> Any:
     options.inter_op_num_threads = 1
     options.log_severity_level = _FATAL_ONLY
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
+    # Threads that spin on after a run would take the cores from the verifier.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     ort.set_default_logger_severity(_FATAL_ONLY)
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -30,7 +30,7 @@ def sequential(
 ) -> abc.Iterator[Round]:
     """Draft, verify all of it in one batch, commit; one after the other."""
     while running(sequence, cancelled):
-        draft, draft_s = propose(sequence, drafter, policy.next(), cancelled)
+        draft, draft_s = propose(sequence, drafter, policy, cancelled)
         rows, verify_s = verify(sequence, draft, verifier, cancelled)
         if rows is not None:
             yield commit(sequence, draft, rows, draft_s, verify_s)
@@ -46,9 +46,9 @@ def running(sequence: Sequence, cancelled: Cancelled) -> bool:
     return sequence.finish_reason is None
 
 
-def propose(sequence: Sequence, drafter: Drafter, length: int, cancelled: Cancelled) -> tuple[Draft, float]:
+def propose(sequence: Sequence, drafter: Drafter, policy: Policy, cancelled: Cancelled) -> tuple[Draft, float]:
     """A draft, and the seconds it took. Never longer than could be committed together with the verifier's own token."""
-    length = min(length, sequence.room - 1)
+    length = min(policy.next(), sequence.room - 1)
     if length <= 0:
         return Draft(len(sequence.tokens)), 0.0
     began = time.perf_counter()

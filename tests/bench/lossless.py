@@ -12,9 +12,9 @@ from pathlib import Path
 
 import click
 
+from edgespec.core.policy import DEFAULT_POLICY, Fixed
 from edgespec.core.sequence import RULES, SamplingParams
 from edgespec.loading import load
-from edgespec.runtime import DEFAULT_DRAFT_LENGTH
 
 
 @click.command()
@@ -25,7 +25,7 @@ from edgespec.runtime import DEFAULT_DRAFT_LENGTH
 @click.option("--max-tokens", default=128, show_default=True)
 @click.option("--temperature", multiple=True, type=float, default=(0.0, 0.8), show_default=True)
 @click.option("--rule", type=click.Choice(RULES), default="coupled", show_default=True)
-@click.option("--draft-length", default=DEFAULT_DRAFT_LENGTH, show_default=True)
+@click.option("--draft-length", default=DEFAULT_POLICY.length, show_default=True)
 def main(
     prompts: Path,
     verifier: Path | None,
@@ -41,7 +41,7 @@ def main(
     unexplained = 0
     columns = ("temperature", "prompts", "tokens", "acceptance", "answers equal", "differences", "unexplained")
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-    with load(None, verifier, draft, draft_length=draft_length) as runtime:
+    with load(None, verifier, draft, policy=Fixed(draft_length)) as runtime:
         for value in temperature:
             params = SamplingParams(max_tokens=max_tokens, temperature=value, seed=1, rule=rule)  # type: ignore[arg-type]
             results = [runtime.generate(question, params, check_lossless=True) for question in questions]

@@ -56,7 +56,7 @@ class Terminal:
             None if draft == "none" else FakeDrafter(logits=alphabet),
             FakeTokenizer(),  # type: ignore[arg-type]
             mode=options["mode"],
-            draft_length=options["draft_length"],
+            policy=options["policy"],
             verifier_name="fake.gguf",
             draft_name="none" if draft == "none" else "fake",
         )
