@@ -11,19 +11,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgespec.core.policy import Fixed
     from edgespec.core.sequence import SamplingParams
+    from edgespec.engine.stats import Stats
     from edgespec.loading import load
     from edgespec.runtime import Chunk, Result, Runtime
     from edgespec.text.chat import Message
 
-__all__ = ["Chunk", "Message", "Result", "Runtime", "SamplingParams", "load"]
+__all__ = ["Chunk", "Fixed", "Message", "Result", "Runtime", "SamplingParams", "Stats", "load"]
 
 _HOME = {
     "Chunk": "edgespec.runtime",
+    "Fixed": "edgespec.core.policy",
     "Message": "edgespec.text.chat",
     "Result": "edgespec.runtime",
     "Runtime": "edgespec.runtime",
     "SamplingParams": "edgespec.core.sequence",
+    "Stats": "edgespec.engine.stats",
     "load": "edgespec.loading",
 }
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections.abc as abc
 import difflib
+import hashlib
 import importlib.util
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from edgespec.drafters.onnx_manifest import MANIFEST
 from edgespec.errors import FileAccessError, ModelFormatError, ModelNotFoundError, UnknownPairError
 from edgespec.paths import cache_dir, data_dir
 
@@ -51,6 +53,18 @@ class VerifierSource:
             )
         return path
 
+    def check(self, path: Path) -> None:
+        """Raise ModelFormatError unless the file is the very one the manifest describes (reads all of it)."""
+        with path.open("rb") as file:
+            digest = hashlib.sha256()
+            while block := file.read(1 << 20):
+                digest.update(block)
+        if digest.hexdigest() != self.sha256:
+            raise ModelFormatError(
+                f"{path} is not the file of this pair: its SHA-256 begins {digest.hexdigest()[:12]}, "
+                f"{self.sha256[:12]} expected; install it again with: {self.install} --force-reinstall"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class DraftSource:
@@ -59,6 +73,10 @@ class DraftSource:
     build_from: str
     bits: int
     block_size: int
+
+    def __post_init__(self) -> None:
+        if self.build_from != "verifier":
+            raise ModelFormatError(f"[draft] build_from: got {self.build_from!r}; allowed: 'verifier'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +101,11 @@ class Pair:
         if not self._draft_is_there():
             import quantize
 
+            source = self.verifier.find()
+            self.verifier.check(source)
             try:
                 quantize.build_draft(
-                    self.verifier.find(),
+                    source,
                     self.draft_path,
                     bits=self.draft.bits,
                     block_size=self.draft.block_size,
@@ -97,7 +117,7 @@ class Pair:
         return self.draft_path
 
     def _draft_is_there(self) -> bool:
-        return (self.draft_path / "draft.toml").is_file()
+        return (self.draft_path / MANIFEST).is_file()
 
 
 def pair_names() -> list[str]:
@@ -114,7 +134,9 @@ def load_pair(name: str) -> Pair:
     path = data_dir("models") / f"{name}.toml"
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise FileAccessError(f"cannot read {path}: {error.strerror or error}; check its permissions") from None
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
         raise ModelFormatError(f"{path} is not valid TOML: {error}; install edgespec again") from None
     if content.pop("format", None) != FORMAT:
         raise ModelFormatError(f"{path}: format is not {FORMAT}; install a matching edgespec")
@@ -124,12 +146,16 @@ def load_pair(name: str) -> Pair:
 
 
 def _table(kind: type[_T], content: Any, where: str) -> _T:
-    """A frozen dataclass from a TOML table; every key must be there and none besides."""
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    got = set(content) if isinstance(content, dict) else set()
-    for key in sorted(got - known):
-        near = difflib.get_close_matches(key, sorted(known), n=1)
-        raise ModelFormatError(f"{where}: unknown key {key!r}; allowed: {', '.join(near or sorted(known))}")
-    if got != known:
-        raise ModelFormatError(f"{where}: missing {', '.join(sorted(known - got))}")
-    return kind(**content)
+    """A frozen dataclass from a TOML table; every key must be there with its type, and none besides."""
+    kinds = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
+    got = content if isinstance(content, dict) else {}
+    for key in sorted(set(got) - set(kinds)):
+        near = difflib.get_close_matches(key, sorted(kinds), n=1)
+        raise ModelFormatError(f"{where}: unknown key {key!r}; allowed: {', '.join(near or sorted(kinds))}")
+    for key, name in kinds.items():
+        if key not in got:
+            raise ModelFormatError(f"{where}: {key} is missing; add it (models/README.md explains the keys)")
+        wanted = {"str": str, "int": int}.get(str(name))
+        if wanted and type(got[key]) is not wanted:
+            raise ModelFormatError(f"{where}: {key} is {got[key]!r}; allowed: a value of type {name}")
+    return kind(**got)

@@ -10,12 +10,13 @@ import collections.abc as abc
 import queue
 import secrets
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal
 
 from edgespec.core.policy import DEFAULT_POLICY, Policy
-from edgespec.core.sequence import Draft, FinishReason, Round, SamplingParams, Sequence
+from edgespec.core.sequence import Cancelled, Draft, FinishReason, Round, SamplingParams, Sequence
 from edgespec.drafters.base import Drafter
 from edgespec.engine import lossless
 from edgespec.engine.loops import plain, sequential
@@ -24,13 +25,11 @@ from edgespec.errors import ClosedError, ContextLengthError, ParameterError, Pro
 from edgespec.text.chat import ChatTemplate, Message
 from edgespec.text.output import OutputText
 from edgespec.text.tokenizer import Tokenizer
-from edgespec.verifiers.base import Verifier
+from edgespec.verifiers.base import Interrupted, Verifier
 
 Mode = Literal["plain", "sequential"]
 MODES: tuple[Mode, ...] = ("plain", "sequential")
 Prompt = str | abc.Sequence[Message | abc.Mapping[str, str]]
-_T = TypeVar("_T")
-_P = ParamSpec("_P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +39,37 @@ class Chunk:
     text    may be empty: a character, or what could become a stop string, is not whole yet
     tokens  verifier ids, an end-of-generation token included
     finish_reason  in the last chunk only (which has no tokens): "stop", "length" or "cancelled"
+    divergences  in the last chunk, where a check was asked for: every difference from plain decoding
     """
 
     text: str
     tokens: tuple[int, ...]
     stats: Stats
     finish_reason: FinishReason | None = None
+    divergences: tuple[lossless.Divergence, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A whole answer. ``divergences`` is None unless it was checked against plain decoding."""
+    """A whole answer; fields as in Chunk."""
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: FinishReason
     stats: Stats
     divergences: tuple[lossless.Divergence, ...] | None = None
+
+    @classmethod
+    def of(cls, chunks: abc.Sequence[Chunk]) -> Result:
+        """What a stream's chunks add up to; a stream that was left before its last chunk counts as cancelled."""
+        last = chunks[-1] if chunks else Chunk("", (), Stats(0))
+        return cls(
+            text="".join(chunk.text for chunk in chunks),
+            tokens=tuple(token for chunk in chunks for token in chunk.tokens),
+            finish_reason=last.finish_reason or "cancelled",
+            stats=last.stats,
+            divergences=last.divergences,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +79,8 @@ class _Request:
     sequence: Sequence
     mode: Mode
     policy: Policy
+    check: bool
+    began: float = 0.0
     cancelled: threading.Event = field(default_factory=threading.Event)
     chunks: queue.SimpleQueue[Chunk | Exception | None] = field(default_factory=queue.SimpleQueue)
     drafts: list[Draft] = field(default_factory=list)
@@ -136,16 +151,19 @@ class Runtime:
         raw: bool = False,
         mode: Mode | None = None,
         policy: Policy | None = None,
+        check_lossless: bool = False,
     ) -> abc.Generator[Chunk, None, None]:
         """Generate after ``prompt`` and yield a chunk a round; the last one carries the finish reason.
 
         prompt  a text is one user turn, or with ``raw`` what the answer continues; a list of messages is a conversation
         mode, policy  this request's own
+        check_lossless  before the last chunk, compare the answer with plain decoding (engine/lossless.py); this costs
+                as much as a plain run
 
         Bad input raises here, not at the first chunk: ParameterError, PromptError, ContextLengthError, ClosedError.
         Work starts with the first ``next``. Closing the generator stops the work within a round.
         """
-        return self._serve(self._request(prompt, params or SamplingParams(), raw, mode, policy))
+        return self._serve(self._request(prompt, params or SamplingParams(), raw, mode, policy, check_lossless))
 
     def generate(
         self,
@@ -157,25 +175,9 @@ class Runtime:
         policy: Policy | None = None,
         check_lossless: bool = False,
     ) -> Result:
-        """Generate and wait for the whole answer; parameters and errors as in ``stream``.
-
-        check_lossless  run plain over the answer too and report every divergence (see engine/lossless.py)
-        """
-        params = params or SamplingParams()
-        if check_lossless:
-            lossless.check_params(params)
-        request = self._request(prompt, params, raw, mode, policy)
-        chunks = list(self._serve(request))
-        result = Result(
-            text="".join(chunk.text for chunk in chunks),
-            tokens=tuple(token for chunk in chunks for token in chunk.tokens),
-            finish_reason=chunks[-1].finish_reason or "cancelled",
-            stats=chunks[-1].stats,
-        )
-        if not check_lossless:
-            return result
-        found = self._submit(lossless.check, request.sequence, request.drafts, self._verifier).result()
-        return replace(result, divergences=tuple(found))
+        """Generate and wait for the whole answer; parameters and errors as in ``stream``."""
+        chunks = self.stream(prompt, params, raw=raw, mode=mode, policy=policy, check_lossless=check_lossless)
+        return Result.of(list(chunks))
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """The token ids a prompt becomes, chat template applied unless ``raw``."""
@@ -201,8 +203,16 @@ class Runtime:
     # A request: checked on the caller's thread, run on the owner's, read on the caller's.
 
     def _request(
-        self, prompt: Prompt, params: SamplingParams, raw: bool, mode: Mode | None, policy: Policy | None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        raw: bool,
+        mode: Mode | None,
+        policy: Policy | None,
+        check: bool,
     ) -> _Request:
+        if check:
+            lossless.check_params(params)
         mode = check_mode(mode or self.mode)
         if mode != "plain" and self._drafter is None:
             raise ParameterError(f"mode: got {mode!r} without a draft; allowed: plain; load a draft model or lookup")
@@ -217,7 +227,9 @@ class Runtime:
             )
         if params.seed is None and not params.greedy:
             params = replace(params, seed=secrets.randbits(32))
-        return _Request(Sequence(tokens, params, self.num_ctx, self._tokenizer.end_tokens), mode, policy or self.policy)
+        return _Request(
+            Sequence(tokens, params, self.num_ctx, self._tokenizer.end_tokens), mode, policy or self.policy, check
+        )
 
     def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
         if isinstance(prompt, str):
@@ -231,6 +243,7 @@ class Runtime:
         return self._tokenizer.encode_chat(self._template.render(prompt))
 
     def _serve(self, request: _Request) -> abc.Generator[Chunk, None, None]:
+        request.began = time.perf_counter()
         self._submit(self._work, request)
         try:
             while (item := request.chunks.get()) is not None:
@@ -240,10 +253,10 @@ class Runtime:
         finally:
             request.cancelled.set()
 
-    def _submit(self, work: abc.Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+    def _submit(self, work: abc.Callable[[_Request], None], request: _Request) -> None:
         with self._lock:
             self._check_open()
-            return self._owner.submit(work, *args, **kwargs)
+            self._owner.submit(work, request)
 
     def _check_open(self) -> None:
         if self._closing.is_set():
@@ -263,19 +276,31 @@ class Runtime:
     def _chunks(self, request: _Request) -> abc.Iterator[Chunk]:
         sequence = request.sequence
         text = OutputText(self._tokenizer.piece, sequence.params.stop)
-        tally = Tally(sequence.num_prompt, request.mode, sequence.params.seed)
+        tally = Tally(sequence.num_prompt, request.mode, sequence.params.seed, request.began)
+        if request.check:
+            lossless.forget(sequence, self._verifier)
         for round_ in self._rounds(request):
             shown = text.feed(round_.tokens)
             if shown.stopped:
                 sequence.cut(len(round_.tokens) - shown.num_tokens)
-            request.drafts.append(round_.draft)
+            if request.check:
+                request.drafts.append(round_.draft)
             yield Chunk(shown.emit, round_.tokens[: shown.num_tokens], tally.add(round_, shown.num_tokens))
-        yield Chunk(text.flush(), (), tally.stats, sequence.finish_reason)
+        yield Chunk(text.flush(), (), tally.stats, sequence.finish_reason, self._divergences(request))
 
     def _rounds(self, request: _Request) -> abc.Iterator[Round]:
-        def cancelled() -> bool:
-            return request.cancelled.is_set() or self._closing.is_set()
-
         if request.mode == "plain" or self._drafter is None:
-            return plain(request.sequence, self._verifier, cancelled)
-        return sequential(request.sequence, self._drafter, self._verifier, request.policy, cancelled)
+            return plain(request.sequence, self._verifier, self._cancelled(request))
+        return sequential(request.sequence, self._drafter, self._verifier, request.policy, self._cancelled(request))
+
+    def _divergences(self, request: _Request) -> tuple[lossless.Divergence, ...] | None:
+        if not request.check:
+            return None
+        try:
+            found = lossless.check(request.sequence, request.drafts, self._verifier, self._cancelled(request))
+        except Interrupted:
+            return None
+        return tuple(found)
+
+    def _cancelled(self, request: _Request) -> Cancelled:
+        return lambda: request.cancelled.is_set() or self._closing.is_set()

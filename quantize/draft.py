@@ -67,7 +67,7 @@ def build_draft(
 def _check_dependencies() -> None:
     missing = [name for name in ("gguf", "onnx", "onnx_ir") if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingDependencyError(f"building a draft needs {missing[0]}; pip install 'edgespec[quantize]'")
+        raise MissingDependencyError(f"building a draft needs {missing[0]}; get it with: pip install onnx onnx-ir gguf")
 
 
 def _ids(head: abc.Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

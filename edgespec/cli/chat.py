@@ -41,7 +41,7 @@ def chat(runtime: Runtime, params: SamplingParams, system: str | None, first: st
 def _answer(runtime: Runtime, params: SamplingParams, turn: list[Message]) -> str:
     with closing(runtime.stream(turn, params)) as chunks:
         result = report.collect(chunks, report.show)
-    report.answer(runtime, result, as_json=False, shown=True)
+    report.answer(runtime, result, as_json=False)
     return result.text
 
 
@@ -59,5 +59,7 @@ def _lines(first: str | None) -> abc.Iterator[str]:
         except (EOFError, KeyboardInterrupt):
             click.echo(err=True)
             return
+        except UnicodeDecodeError as error:
+            raise PromptError(f"standard input is not UTF-8 text ({error.reason}); convert it first") from None
         if line:
             yield line

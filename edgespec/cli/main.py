@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections.abc as abc
+import contextlib
 import importlib
 import logging
 import os
@@ -36,31 +38,43 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, summary) for name, (_, _, summary) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="edgespec")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Speculative decoding on one box: a small draft model proposes, the verifier checks all of it at once.
 
     The answer goes to standard output, everything else to standard error.
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def main() -> None:
     """Entry point of the console script."""
-    _log_to_stderr()
+    with _log_to_stderr():
+        code = _run()
+    sys.exit(code)
+
+
+def _run() -> int | None:
     try:
-        code = cli.main(prog_name="edgespec", standalone_mode=False)
+        code: int | None = cli.main(prog_name="edgespec", standalone_mode=False)
     except EdgespecError as error:
-        code = _fail(str(error), error.exit_code)
+        return _fail(str(error), error.exit_code)
     except click.ClickException as error:
-        code = _fail(error.format_message(), error.exit_code)
+        return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        code = INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone; Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    sys.exit(code)
+        return 1
+    return code
 
 
 def _fail(message: str, exit_code: int) -> int:
@@ -68,9 +82,14 @@ def _fail(message: str, exit_code: int) -> int:
     return exit_code
 
 
-def _log_to_stderr() -> None:
+@contextlib.contextmanager
+def _log_to_stderr() -> abc.Iterator[None]:
+    """The library's warnings, a line each."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("edgespec: %(message)s"))
     logger = logging.getLogger("edgespec")
     logger.addHandler(handler)
-    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

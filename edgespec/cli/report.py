@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from edgespec.engine.lossless import Divergence
-from edgespec.engine.stats import Stats
 from edgespec.errors import LosslessError
 from edgespec.runtime import Chunk, Result, Runtime
 
@@ -20,30 +19,29 @@ def show(text: str) -> None:
     click.echo(text, nl=False)
 
 
-def collect(chunks: abc.Iterable[Chunk], show: abc.Callable[[str], None] | None) -> Result:
+def collect(chunks: abc.Iterable[Chunk], show_text: abc.Callable[[str], None]) -> Result:
     """Read a stream to its end, showing text on the way; Ctrl-C ends it and keeps what came."""
     got: list[Chunk] = []
     try:
         for chunk in chunks:
             got.append(chunk)
-            if show and chunk.text:
-                show(chunk.text)
+            if chunk.text:
+                show_text(chunk.text)
     except KeyboardInterrupt:
         pass
-    return Result(
-        text="".join(chunk.text for chunk in got),
-        tokens=tuple(token for chunk in got for token in chunk.tokens),
-        finish_reason=(got[-1].finish_reason if got else None) or "cancelled",
-        stats=got[-1].stats if got else Stats(0),
-    )
+    return Result.of(got)
 
 
-def answer(runtime: Runtime, result: Result, *, as_json: bool, shown: bool = False) -> None:
-    """The JSON object, or the text (its newline only, where it was ``shown``) and the summary."""
+def keep(text: str) -> None:
+    """Show nothing: for --json, which prints the whole at the end."""
+
+
+def answer(runtime: Runtime, result: Result, *, as_json: bool) -> None:
+    """The JSON object; or the newline after the text that was shown, and the summary."""
     if as_json:
         click.echo(json.dumps(as_dict(runtime, result), ensure_ascii=False))
         return
-    click.echo("" if shown else result.text)
+    click.echo()
     click.echo(summary(runtime, result), err=True)
 
 
@@ -96,7 +94,8 @@ def check(divergences: abc.Sequence[Divergence]) -> None:
     unexplained = sum(not found.explained for found in divergences)
     if unexplained:
         raise LosslessError(
-            f"{unexplained} of {len(divergences)} differences from plain decoding are not near-ties; please report it"
+            f"{unexplained} of {len(divergences)} differences from plain decoding are not near-ties: a bug in edgespec "
+            "or in a backend; please report it with the prompt, the models and the seed"
         )
     verdict = "no difference from plain decoding" if not divergences else f"{len(divergences)} near-ties, all explained"
     click.echo(f"lossless: {verdict}", err=True)

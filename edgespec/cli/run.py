@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import click
 from edgespec.cli import report
 from edgespec.cli.chat import chat
 from edgespec.core.policy import DEFAULT_POLICY, Fixed
-from edgespec.core.sequence import RULES, SamplingParams
+from edgespec.core.sequence import RULES, Rule, SamplingParams
+from edgespec.engine.lossless import check_params
 from edgespec.errors import FileAccessError, PromptError
 from edgespec.loading import load
 from edgespec.runtime import MODES, Mode, Runtime
@@ -47,6 +49,13 @@ DEFAULT = SamplingParams()
 )
 @click.option("--mode", type=click.Choice(MODES), help="plain: the verifier alone.  [default: sequential]")
 @click.option("--draft-length", type=int, default=DEFAULT_POLICY.length, show_default=True, help="Tokens a draft.")
+@click.option(
+    "--draft-margin",
+    type=float,
+    default=DEFAULT_POLICY.min_margin,
+    show_default=True,
+    help="End a draft before a token that led by less, in logits; 0 is off.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @click.option("--check-lossless", is_flag=True, help="Compare the answer with plain decoding, token by token.")
 def run(prompt: str | None, **options: Any) -> None:
@@ -54,73 +63,96 @@ def run(prompt: str | None, **options: Any) -> None:
 
     The answer goes to standard output as it is made; a summary goes to standard error.
     """
-    _check_flags(options)
-    params = _params(options)
-    text = None if options["interactive"] and not (prompt or options["file"]) else _read_prompt(prompt, options["file"])
-    with _load(options) as runtime:
-        if options["interactive"]:
-            chat(runtime, params, options["system"], text)
-        else:
-            assert text is not None
-            _answer(runtime, params, text, options)
+    chosen = RunOptions(**options)
+    chosen.check()
+    params = chosen.params()
+    starts_empty = chosen.interactive and not prompt and chosen.file is None
+    text = None if starts_empty else _read_prompt(prompt, chosen.file)
+    with chosen.load() as runtime:
+        if chosen.interactive:
+            chat(runtime, params, chosen.system, text)
+        elif text is not None:
+            _answer(runtime, params, text, chosen)
 
 
-def _answer(runtime: Runtime, params: SamplingParams, text: str, options: dict[str, Any]) -> None:
-    prompt = text if options["raw"] else messages(options["system"], text)
-    if options["check_lossless"]:
-        result = runtime.generate(prompt, params, raw=options["raw"], check_lossless=True)
-        report.answer(runtime, result, as_json=options["as_json"])
-        report.check(result.divergences or ())
-        return
-    show = None if options["as_json"] else report.show
-    with closing(runtime.stream(prompt, params, raw=options["raw"])) as chunks:
-        result = report.collect(chunks, show)
-    report.answer(runtime, result, as_json=options["as_json"], shown=show is not None)
+@dataclass(frozen=True)
+class RunOptions:
+    """The command's options, by their names."""
+
+    file: Path | None
+    interactive: bool
+    pair: str | None
+    verifier: Path | None
+    draft: str | None
+    context: int | None
+    threads: int | None
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    seed: int | None
+    stop: tuple[str, ...]
+    system: str | None
+    raw: bool
+    rule: Rule
+    mode: Mode | None
+    draft_length: int
+    draft_margin: float
+    as_json: bool
+    check_lossless: bool
+
+    def check(self) -> None:
+        """Refuse combinations that contradict each other."""
+        if self.interactive and (self.raw or self.as_json or self.check_lossless):
+            raise click.UsageError("-i is a chat: it does not go with --raw, --json or --check-lossless")
+        if self.raw and self.system:
+            raise click.UsageError("--raw passes the prompt as it is: it does not go with --system")
+        if self.mode not in (None, "plain") and self.draft == "none":
+            raise click.UsageError(f"--mode {self.mode} needs a draft: it does not go with --draft none")
+        if self.check_lossless:
+            check_params(self.params())
+
+    def params(self) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repeat_penalty=self.repeat_penalty,
+            seed=self.seed,
+            stop=self.stop,
+            rule=self.rule,
+        )
+
+    def load(self) -> Runtime:
+        mode: Mode = self.mode or ("plain" if self.draft == "none" else "sequential")
+        return load(
+            self.pair,
+            self.verifier,
+            # Plain decoding needs no draft model: do not build or load one.
+            "none" if mode == "plain" else self.draft,
+            num_ctx=self.context,
+            num_threads=self.threads,
+            mode=mode,
+            policy=Fixed(self.draft_length, self.draft_margin),
+            progress=report.progress,
+        )
+
+
+def _answer(runtime: Runtime, params: SamplingParams, text: str, chosen: RunOptions) -> None:
+    system = [Message("system", chosen.system)] if chosen.system else []
+    prompt = text if chosen.raw else [*system, Message("user", text)]
+    stream = runtime.stream(prompt, params, raw=chosen.raw, check_lossless=chosen.check_lossless)
+    with closing(stream) as chunks:
+        result = report.collect(chunks, report.keep if chosen.as_json else report.show)
+    report.answer(runtime, result, as_json=chosen.as_json)
     if result.finish_reason == "cancelled":
         raise KeyboardInterrupt
-
-
-def messages(system: str | None, user: str) -> list[Message]:
-    return [*([Message("system", system)] if system else []), Message("user", user)]
-
-
-def _params(options: dict[str, Any]) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=options["max_tokens"],
-        temperature=options["temperature"],
-        top_k=options["top_k"],
-        top_p=options["top_p"],
-        min_p=options["min_p"],
-        repeat_penalty=options["repeat_penalty"],
-        seed=options["seed"],
-        stop=options["stop"],
-        rule=options["rule"],
-    )
-
-
-def _load(options: dict[str, Any]) -> Runtime:
-    mode: Mode = options["mode"] or ("plain" if options["draft"] == "none" else "sequential")
-    return load(
-        options["pair"],
-        options["verifier"],
-        # Plain decoding needs no draft model: do not build or load one.
-        "none" if mode == "plain" else options["draft"],
-        num_ctx=options["context"],
-        num_threads=options["threads"],
-        mode=mode,
-        policy=Fixed(options["draft_length"]),
-        progress=report.progress,
-    )
-
-
-def _check_flags(options: dict[str, Any]) -> None:
-    """Combinations that contradict each other."""
-    if options["interactive"] and (options["raw"] or options["as_json"] or options["check_lossless"]):
-        raise click.UsageError("-i is a chat: it does not go with --raw, --json or --check-lossless")
-    if options["raw"] and options["system"]:
-        raise click.UsageError("--raw passes the prompt as it is: it does not go with --system")
-    if options["mode"] not in (None, "plain") and options["draft"] == "none":
-        raise click.UsageError(f"--mode {options['mode']} needs a draft: it does not go with --draft none")
+    if result.divergences is not None:
+        report.check(result.divergences)
 
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:

@@ -10,6 +10,7 @@ import collections.abc as abc
 import math
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -288,12 +289,23 @@ def pick(dist: Distribution, params: SamplingParams, position: int, stream: Stre
     """
     if params.greedy:
         return int(dist.ids[dist.probs.argmax()])
-    seed = seed_of(params)
     if params.rule == "coupled":
-        return int(dist.ids[(np.log(dist.probs) + gumbel(seed, position, dist.ids)).argmax()])
+        return int(dist.ids[scores(dist, params, position).argmax()])
     cumulative = dist.probs.cumsum()
-    place = int(cumulative.searchsorted(uniform(seed, stream, position) * cumulative[-1], side="right"))
+    value = uniform(seed_of(params), stream, position) * cumulative[-1]
+    place = int(cumulative.searchsorted(value, side="right"))
     return int(dist.ids[min(place, len(dist.ids) - 1)])
+
+
+def scores(dist: Distribution, params: SamplingParams, position: int) -> Floats:
+    """What the rule ``coupled`` takes the largest of, (n,): log probability + noise. Raises as ``pick`` does."""
+    return np.log(dist.probs) + gumbel(seed_of(params), position, dist.ids)
+
+
+def lead(values: NDArray[np.floating[Any]], best: int) -> float:
+    """By how much ``values[best]``, the largest, exceeds the largest of the others; inf where there are none."""
+    others = max(values[:best].max(initial=-np.inf), values[best + 1 :].max(initial=-np.inf))
+    return float(values[best] - others)
 
 
 def seed_of(params: SamplingParams) -> int:

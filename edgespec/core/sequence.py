@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections.abc as abc
-import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.core.check import check_float, check_int
 from edgespec.errors import ParameterError
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -17,6 +17,13 @@ Rule = Literal["coupled", "rejection"]
 RULES: tuple[Rule, ...] = ("coupled", "rejection")
 
 MAX_SEED = 2**63 - 1
+
+Cancelled = abc.Callable[[], bool]
+
+
+def never() -> bool:
+    """The ``cancelled`` of a call nobody can cancel."""
+    return False
 
 
 class Distribution(NamedTuple):
@@ -42,9 +49,9 @@ class SamplingParams:
     repeat_penalty     divides positive and multiplies negative logits of every token in prompt or output (Keskar et al.
                        2019, 1909.05858); 1.0 is off
     presence_penalty, frequency_penalty  subtracted once, and once per occurrence, for tokens of the output; 0.0 is off
-    logit_bias         pairs (token id, added to its logit)
+    logit_bias         tuple of pairs (token id, added to its logit)
     seed               None draws one; the same seed gives the same tokens (rule ``coupled``: in every mode)
-    stop               texts that end the output; they are not part of it
+    stop               tuple of texts that end the output; they are not part of it
     rule               how drafts are judged: ``coupled`` or ``rejection`` (see core/acceptance.py)
     """
 
@@ -63,23 +70,22 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1)
-        _check_int("top_k", self.top_k, 0)
+            check_int("max_tokens", self.max_tokens, 1)
+        check_int("top_k", self.top_k, 0)
         if self.seed is not None:
-            _check_int("seed", self.seed, 0, MAX_SEED)
-        _check_float("temperature", self.temperature, 0.0)
-        _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("repeat_penalty", self.repeat_penalty, 0.0, open_low=True)
-        _check_float("presence_penalty", self.presence_penalty)
-        _check_float("frequency_penalty", self.frequency_penalty)
-        for token, bias in self.logit_bias:
-            _check_int("logit_bias token id", token, 0)
-            _check_float("logit_bias value", bias)
-        if any(not isinstance(text, str) or not text for text in self.stop):
-            raise ParameterError(
-                f"stop has an empty or non-text entry: got {self.stop!r}; give texts of one character or more"
-            )
+            check_int("seed", self.seed, 0, MAX_SEED)
+        check_float("temperature", self.temperature, 0.0)
+        check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        check_float("min_p", self.min_p, 0.0, 1.0)
+        check_float("repeat_penalty", self.repeat_penalty, 0.0, open_low=True)
+        check_float("presence_penalty", self.presence_penalty)
+        check_float("frequency_penalty", self.frequency_penalty)
+        for token, bias in _pairs(self.logit_bias):
+            check_int("logit_bias token id", token, 0)
+            check_float("logit_bias value", bias)
+        stop = self.stop
+        if not isinstance(stop, tuple) or any(not isinstance(text, str) or not text for text in stop):
+            raise ParameterError(f"stop: got {stop!r}; allowed: a tuple of texts of one character or more")
         if self.rule not in RULES:
             raise ParameterError(f"rule: got {self.rule!r}; allowed: {', '.join(RULES)}")
 
@@ -98,39 +104,22 @@ class SamplingParams:
         )
 
 
-def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
-    allowed = f"a whole number of {low} or more" if high is None else f"a whole number from {low} to {high}"
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        raise ParameterError(f"{name}: got {value!r}; allowed: {allowed}")
-
-
-def _check_float(
-    name: str, value: object, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False
-) -> None:
-    bounds = [f"{'above' if open_low else 'at least'} {low:g}"] if low > -math.inf else []
-    bounds += [f"at most {high:g}"] if high < math.inf else []
-    allowed = ", ".join(["a finite number", *bounds])
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _finite(value):
-        raise ParameterError(f"{name}: got {value!r}; allowed: {allowed}")
-    if value < low or value > high or (open_low and value == low):
-        raise ParameterError(f"{name}: got {value!r}; allowed: {allowed}")
-
-
-def _finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number no float can hold
-        return False
+def _pairs(value: object) -> tuple[tuple[object, object], ...]:
+    if not isinstance(value, tuple) or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in value):
+        raise ParameterError(f"logit_bias: got {value!r}; allowed: a tuple of pairs (token id, number)")
+    return value
 
 
 @dataclass(slots=True)
 class Sequence:
-    """One prompt and what has been generated after it. Owned by one thread; changed by ``extend`` and ``cut`` only.
+    """One prompt and what has been generated after it. Owned by one thread.
 
     tokens      prompt and output, verifier token ids
     num_prompt  how many of them are the prompt
     num_ctx     most tokens this sequence may hold
+    end_tokens  ids that end generation
     slot        its place in each backend's KV cache
+    finish_reason  None while it grows; set by ``extend``, ``cut`` and the loop ("cancelled")
     """
 
     tokens: list[int]

@@ -1,4 +1,4 @@
-"""What this box has. Reads /proc and /sys only; ``root`` points elsewhere in tests."""
+"""What this process may use of the box. ``root`` is where /proc and /sys are looked for; tests point it elsewhere."""
 
 from __future__ import annotations
 

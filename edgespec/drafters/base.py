@@ -6,7 +6,7 @@ import collections.abc as abc
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgespec.core.sequence import Draft, SamplingParams
+from edgespec.core.sequence import Cancelled, Draft, SamplingParams, never
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,9 @@ class DraftRequest:
     num_prompt  how many of them are the prompt (penalties tell prompt and output apart)
     num_draft   most tokens to propose, 0 or more
     params      temperature, filters, seed (set, not None, unless greedy) and rule the draft is drawn with
+    min_margin  end the draft before a token that beat the next best by less than this, in logits (after noise, under
+                rule ``coupled``): the verifier's own rounding would decide there; 0.0: never. Not for rule
+                ``rejection`` at a temperature above 0, where a drawn token may not be taken back
     """
 
     slot: int
@@ -25,6 +28,7 @@ class DraftRequest:
     num_prompt: int
     num_draft: int
     params: SamplingParams
+    min_margin: float = 0.0
 
 
 class Drafter(Protocol):
@@ -39,16 +43,14 @@ class Drafter(Protocol):
     @property
     def num_slots(self) -> int: ...
 
-    def propose(
-        self, requests: abc.Sequence[DraftRequest], cancelled: abc.Callable[[], bool] = lambda: False
-    ) -> list[Draft]:
+    def propose(self, requests: abc.Sequence[DraftRequest], cancelled: Cancelled = never) -> list[Draft]:
         """One draft per request, in order; fewer tokens than asked, even none, is allowed.
 
         Same prefix rule as Verifier.score: the whole list comes in, the drafter finds what its cache already holds.
-        ``cancelled`` is asked between tokens; once true, what is drafted so far is returned. A draft may stop early
-        only for reasons that do not look at the token that would have come next under randomness of its own (the
-        rejection rule needs every proposed token to be a fair draw from its q).
-        Raises BackendError when the model fails.
+        ``cancelled`` is asked between tokens; once true, what is drafted so far is returned. Under rule ``rejection``
+        at a temperature above 0 every proposed token must be a fair draw from its q: a draft may end early for what
+        was drawn before, never for the token that was just drawn.
+        Raises BackendError when the model fails, ParameterError for a slot out of range, ClosedError after ``close``.
         """
         ...
 

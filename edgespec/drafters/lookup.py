@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections.abc as abc
 
 from edgespec.core.prefix import num_common
-from edgespec.core.sequence import Draft
+from edgespec.core.sequence import Cancelled, Draft, never
 from edgespec.drafters.base import DraftRequest
 from edgespec.errors import ClosedError, ParameterError
 
@@ -41,9 +41,7 @@ class LookupDrafter:
     def num_slots(self) -> int:
         return len(self._indices)
 
-    def propose(
-        self, requests: abc.Sequence[DraftRequest], cancelled: abc.Callable[[], bool] = lambda: False
-    ) -> list[Draft]:
+    def propose(self, requests: abc.Sequence[DraftRequest], cancelled: Cancelled = never) -> list[Draft]:
         """See Drafter.propose. Costs microseconds: only tokens that are new to the slot are indexed."""
         if self._closed:
             raise ClosedError("this lookup drafter was closed; make a new one")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import collections.abc as abc
 import functools
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edgespec.core.check import check_int
 from edgespec.core.prefix import num_common
-from edgespec.core.sampling import Head, Stream, distribution, most_likely, pick
-from edgespec.core.sequence import Distribution, Draft
+from edgespec.core.sampling import Head, Stream, distribution, lead, most_likely, penalise, pick, scores
+from edgespec.core.sequence import Cancelled, Distribution, Draft, never
 from edgespec.drafters import vocabulary
 from edgespec.drafters.base import DraftRequest
 from edgespec.drafters.files import read_text, unreadable
@@ -64,8 +66,8 @@ class OnnxDrafter:
         """
         sizes = {"num_ctx": num_ctx, "num_threads": num_threads, "num_slots": num_slots, "num_vocab": num_vocab}
         for name, value in sizes.items():
-            if value is not None and value < 1:
-                raise ParameterError(f"{name}: got {value}; allowed: 1 or more")
+            if value is not None:
+                check_int(name, value, 1)
         try:
             model_path, manifest = _locate(Path(path))
         except OSError as error:
@@ -92,9 +94,7 @@ class OnnxDrafter:
         path = self._tokens_path
         return vocabulary.load_tokens(vocabulary.tokenizer_beside(path) if path.suffix == ".onnx" else path)
 
-    def propose(
-        self, requests: abc.Sequence[DraftRequest], cancelled: abc.Callable[[], bool] = lambda: False
-    ) -> list[Draft]:
+    def propose(self, requests: abc.Sequence[DraftRequest], cancelled: Cancelled = never) -> list[Draft]:
         """See Drafter.propose. Missing prefixes are evaluated slot by slot, then all requests advance together."""
         if self._model is None:
             raise ClosedError("this ONNX drafter was closed; open another")
@@ -129,7 +129,7 @@ class OnnxDrafter:
             del cached[keep:]
         return work
 
-    def _draft(self, model: DraftModel, works: list[_Work], cancelled: abc.Callable[[], bool]) -> None:
+    def _draft(self, model: DraftModel, works: list[_Work], cancelled: Cancelled) -> None:
         # After a fully accepted draft two tokens are missing: two steps for all cost less than a call for each.
         behind = 1 if len(works) == 1 else 2
         for work in works:
@@ -152,18 +152,36 @@ class OnnxDrafter:
 
     def _advance(self, work: _Work, tokens: list[int], row: Row) -> None:
         work.cached.extend(tokens)
-        if work.num_missing == 0:
-            work.known.append(self._draw(work, row[self._columns]))
+        if work.num_missing > 0:
+            return
+        token, margin = self._draw(work, row[self._columns])
+        if margin < work.request.min_margin:
+            work.room = work.num_drafted
+        else:
+            work.known.append(token)
 
-    def _draw(self, work: _Work, row: Row) -> int:
-        params, head = work.request.params, self._head
-        if params.greedy and not params.penalised and (head is None or head.order is None):
-            best = most_likely(row)[0]
-            return best if head is None else int(head.ids[best])
-        dist = distribution(row, params, work.known, work.request.num_prompt, head)
-        if params.rule == "rejection" and not params.greedy:
+    def _draw(self, work: _Work, row: Row) -> tuple[int, float]:
+        """The next token, and by how much it beat the next best (inf where nobody asks, or it must not matter)."""
+        params, wanted = work.request.params, work.request.min_margin > 0.0
+        if params.greedy:
+            return self._likeliest(work, row, wanted)
+        dist = distribution(row, params, work.known, work.request.num_prompt, self._head)
+        position = len(work.known)
+        if params.rule == "rejection":
             work.distributions.append(dist)
-        return pick(dist, params, len(work.known), Stream.DRAFT)
+            return pick(dist, params, position, Stream.DRAFT), math.inf
+        values = scores(dist, params, position)
+        best = int(values.argmax())
+        return int(dist.ids[best]), params.temperature * lead(values, best) if wanted else math.inf
+
+    def _likeliest(self, work: _Work, row: Row, wanted: bool) -> tuple[int, float]:
+        request, head = work.request, self._head
+        if head is not None and head.order is not None:
+            row = row[head.order]
+        row = penalise(row, request.params, work.known, request.num_prompt, head)
+        best, _ = most_likely(row)
+        margin = lead(row, best) if wanted else math.inf
+        return best if head is None else int(head.ids[best]), margin
 
 
 @dataclass(slots=True)
@@ -186,8 +204,12 @@ class _Work:
         return len(self.known) - len(self.cached)
 
     @property
+    def num_drafted(self) -> int:
+        return len(self.known) - len(self.request.tokens)
+
+    @property
     def done(self) -> bool:
-        return len(self.known) - len(self.request.tokens) >= self.room
+        return self.num_drafted >= self.room
 
     def draft(self) -> Draft:
         start = len(self.request.tokens)

@@ -1,7 +1,7 @@
 """The two loops that generate: ``plain`` is the reference, ``sequential`` drafts first. Same helpers, same output.
 
 A loop is a generator of rounds over one sequence. Between two rounds its consumer may end the sequence (a stop string)
-by setting ``finish_reason``; the loop then stops. Both run on the thread that owns the backends.
+by ``cut``; the loop then stops. Both run on the thread that owns the backends.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import time
 
 from edgespec.core.acceptance import judge
 from edgespec.core.policy import Policy
-from edgespec.core.sequence import Draft, Round, Sequence
+from edgespec.core.sequence import Cancelled, Draft, Round, Sequence, never
 from edgespec.drafters.base import Drafter, DraftRequest
-from edgespec.verifiers.base import Cancelled, Interrupted, Rows, ScoreRequest, Verifier, never
+from edgespec.verifiers.base import Interrupted, Rows, ScoreRequest, Verifier
 
 
 def plain(sequence: Sequence, verifier: Verifier, cancelled: Cancelled = never) -> abc.Iterator[Round]:
@@ -52,7 +52,9 @@ def propose(sequence: Sequence, drafter: Drafter, policy: Policy, cancelled: Can
     if length <= 0:
         return Draft(len(sequence.tokens)), 0.0
     began = time.perf_counter()
-    request = DraftRequest(sequence.slot, sequence.tokens, sequence.num_prompt, length, sequence.params)
+    request = DraftRequest(
+        sequence.slot, sequence.tokens, sequence.num_prompt, length, sequence.params, policy.min_margin
+    )
     (draft,) = drafter.propose([request], cancelled)
     return draft, time.perf_counter() - began
 

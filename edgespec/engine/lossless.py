@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from edgespec.core.acceptance import judge
-from edgespec.core.sampling import distribution, gumbel, penalise
-from edgespec.core.sequence import Draft, SamplingParams, Sequence
-from edgespec.errors import ParameterError
-from edgespec.verifiers.base import Rows, ScoreRequest, Verifier
+from edgespec.core.sampling import distribution, penalise, scores
+from edgespec.core.sequence import Cancelled, Draft, SamplingParams, Sequence, never
+from edgespec.errors import BackendError, ParameterError
+from edgespec.verifiers.base import Interrupted, Rows, ScoreRequest, Verifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,50 +61,52 @@ def check_params(params: SamplingParams) -> None:
         )
 
 
-def check(sequence: Sequence, drafts: abc.Sequence[Draft], verifier: Verifier) -> list[Divergence]:
+def forget(sequence: Sequence, verifier: Verifier) -> None:
+    """Empty the sequence's slot of all but one token: what follows is then evaluated in the same batches every time."""
+    _score(sequence, verifier, sequence.tokens[:1], 1)
+
+
+def check(
+    sequence: Sequence, drafts: abc.Sequence[Draft], verifier: Verifier, cancelled: Cancelled = never
+) -> list[Divergence]:
     """Every divergence of a finished sequence, in order; its first one is where a plain run would have left it.
 
-    drafts   the draft of each round that made the output, in order
+    drafts   the draft of each round that made the output, in order; the first round began after ``forget``
     Costs a plain run over the output, and a second run of the rounds when something diverged. Uses the sequence's slot
-    and runs on the thread that owns the verifier. Raises as ``check_params`` does.
+    and runs on the thread that owns the verifier. Raises as ``check_params`` does, and Interrupted when cancelled.
     """
     check_params(sequence.params)
-    plain_rows: dict[int, Rows] = {}
-    plain_tokens: dict[int, int] = {}
+    forget(sequence, verifier)
+    plain_rows: dict[int, tuple[int, Rows]] = {}
     for position in range(sequence.num_prompt, len(sequence.tokens)):
+        if cancelled():
+            raise Interrupted
         row = _score(sequence, verifier, sequence.tokens[:position], 1)
         token = _draw(row, sequence, position)
         if token != sequence.tokens[position]:
-            plain_rows[position], plain_tokens[position] = row.copy(), token
-    return _explain(sequence, drafts, verifier, plain_rows, plain_tokens) if plain_rows else []
+            plain_rows[position] = token, row[0].copy()
+    return _explain(sequence, drafts, verifier, plain_rows) if plain_rows else []
 
 
 def _explain(
-    sequence: Sequence,
-    drafts: abc.Sequence[Draft],
-    verifier: Verifier,
-    plain_rows: dict[int, Rows],
-    plain_tokens: dict[int, int],
+    sequence: Sequence, drafts: abc.Sequence[Draft], verifier: Verifier, plain_rows: dict[int, tuple[int, Rows]]
 ) -> list[Divergence]:
     """Run the rounds again exactly as they ran, and compare their rows where plain's token differed."""
     found: list[Divergence] = []
-    _score(sequence, verifier, sequence.tokens[:1], 1)  # empties the cache: the replay starts where the run started
+    forget(sequence, verifier)
     for draft in drafts:
-        if not plain_rows:
-            break
         rows = _score(sequence, verifier, [*sequence.tokens[: draft.start], *draft.tokens], len(draft.tokens) + 1)
         for position, row in enumerate(rows, draft.start):
             drafted = draft.tokens[: position - draft.start]
             if position in plain_rows and tuple(sequence.tokens[draft.start : position]) == drafted:
-                pair = (sequence.tokens[position], plain_tokens[position])
-                found.append(_compare(sequence, position, pair, row, plain_rows.pop(position)[0], len(rows)))
-    return found
+                found.append(_compare(sequence, position, row, *plain_rows.pop(position), len(rows)))
+        if not plain_rows:
+            return found
+    raise BackendError(f"{len(plain_rows)} tokens of the output come from no round; please report this with the prompt")
 
 
-def _compare(
-    sequence: Sequence, position: int, pair: tuple[int, int], row: Rows, plain_row: Rows, width: int
-) -> Divergence:
-    token, plain_token = pair
+def _compare(sequence: Sequence, position: int, row: Rows, plain_token: int, plain_row: Rows, width: int) -> Divergence:
+    token = sequence.tokens[position]
     finite = np.isfinite(row) & np.isfinite(plain_row)
     difference = float(np.abs(row[finite] - plain_row[finite]).max())
     margin = _margin(plain_row, sequence, position, plain_token, token)
@@ -130,9 +132,8 @@ def _margin(row: Rows, sequence: Sequence, position: int, winner: int, loser: in
     if params.greedy:
         logits = penalise(row, params, tokens, sequence.num_prompt)
         return float(logits[winner] - logits[loser])
-    ids, probs = distribution(row, params, tokens, sequence.num_prompt)
-    if loser not in ids:
+    dist = distribution(row, params, tokens, sequence.num_prompt)
+    if loser not in dist.ids:
         return None
-    assert params.seed is not None
-    scores = dict(zip(ids.tolist(), np.log(probs) + gumbel(params.seed, position, ids), strict=True))
-    return float(params.temperature * (scores[winner] - scores[loser]))
+    by_id = dict(zip(dist.ids.tolist(), scores(dist, params, position), strict=True))
+    return float(params.temperature * (by_id[winner] - by_id[loser]))

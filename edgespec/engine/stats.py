@@ -17,7 +17,7 @@ class Stats:
     rounds        verifier evaluations that committed tokens
     tokens_per_s  tokens committed after the first round, per second after it; over the whole request while there is
                   only one round
-    ttft_s        time to first token: from the start of the request to the end of its first round
+    ttft_s        time to first token: from the first ``next`` of the stream to the end of the first round
     draft_s, verify_s  seconds inside the drafter and inside the verifier (prompt evaluation included)
     """
 
@@ -44,10 +44,13 @@ class Stats:
 
 
 class Tally:
-    """Adds up rounds. One thread."""
+    """Adds up rounds. One thread.
 
-    def __init__(self, num_prompt: int, mode: str, seed: int | None) -> None:
-        self._began = time.perf_counter()
+    began  when the request started, by time.perf_counter()
+    """
+
+    def __init__(self, num_prompt: int, mode: str, seed: int | None, began: float) -> None:
+        self._began = began
         self._num_prompt, self._mode, self._seed = num_prompt, mode, seed
         self._rounds = self._tokens = self._drafted = self._accepted = self._first_tokens = 0
         self._first_s = self._draft_s = self._verify_s = 0.0

@@ -70,7 +70,8 @@ class Tokenizer:
 
     @cached_property
     def tokens(self) -> list[str]:
-        """The vocabulary's own spellings by token id, to compare with another's; invalid UTF-8 reads as U+FFFD."""
+        """The vocabulary's own spellings by token id, to compare with another's; bytes that are no UTF-8 are lone
+        surrogates (``surrogateescape``)."""
         return [self._text(token) for token in range(self.num_vocab)]
 
     @cached_property
@@ -109,7 +110,7 @@ class Tokenizer:
         if token < 0:  # LLAMA_TOKEN_NULL
             return ""
         text: bytes = self._lib.llama_vocab_get_text(self._vocab, token)
-        return text.decode("utf-8", "replace")
+        return text.decode("utf-8", "surrogateescape")
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.num_vocab:

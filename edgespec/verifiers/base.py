@@ -9,15 +9,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.core.check import check_int
+from edgespec.core.sequence import Cancelled, never
 from edgespec.errors import ParameterError
 
 Rows = NDArray[np.float32]
-Cancelled = abc.Callable[[], bool]
-
-
-def never() -> bool:
-    """The ``cancelled`` of a call nobody can cancel."""
-    return False
 
 
 class Interrupted(Exception):  # noqa: N818 (not an error)
@@ -59,8 +55,8 @@ class Verifier(Protocol):
         Compares each token list with what its slot's cache holds, drops what differs and evaluates the rest, all
         requests in one batch where they fit. Callers never rewind. Slots must differ between requests of one call.
         ``cancelled`` is asked while a long prompt is evaluated; once true, Interrupted is raised and what was evaluated
-        stays cached. Raises ParameterError for a request outside the bounds, BackendError when evaluation fails (the
-        cache of the slots concerned is then empty and the next call starts afresh).
+        stays cached. Raises ParameterError for a request outside the bounds, ClosedError after ``close``, BackendError
+        when evaluation fails (the cache of the slots concerned is then empty and the next call starts afresh).
         """
         ...
 
@@ -72,9 +68,9 @@ class Verifier(Protocol):
 def check_requests(verifier: Verifier, requests: abc.Sequence[ScoreRequest]) -> None:
     """Raise ParameterError unless every request is within the verifier's bounds and no two share a slot."""
     for request in requests:
-        _check_within("slot", request.slot, 0, verifier.num_slots - 1)
-        _check_within("number of tokens", len(request.tokens), 1, verifier.num_ctx)
-        _check_within("num_rows", request.num_rows, 1, len(request.tokens))
+        check_int("slot", request.slot, 0, verifier.num_slots - 1)
+        check_int("number of tokens", len(request.tokens), 1, verifier.num_ctx)
+        check_int("num_rows", request.num_rows, 1, len(request.tokens))
     slots = [request.slot for request in requests]
     if not slots or len(set(slots)) < len(slots):
         raise ParameterError(f"slots of one call: got {slots}; allowed: one or more, each once")
@@ -82,10 +78,5 @@ def check_requests(verifier: Verifier, requests: abc.Sequence[ScoreRequest]) -> 
 
 def check_tokens(tokens: abc.Sequence[int], num_vocab: int) -> None:
     """Raise ParameterError for a token id outside the vocabulary."""
-    _check_within("token id", min(tokens), 0, num_vocab - 1)
-    _check_within("token id", max(tokens), 0, num_vocab - 1)
-
-
-def _check_within(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ParameterError(f"{name}: got {value}; allowed: {low} to {high}")
+    check_int("token id", min(tokens), 0, num_vocab - 1)
+    check_int("token id", max(tokens), 0, num_vocab - 1)

@@ -32,6 +32,7 @@ logger = logging.getLogger("edgespec")
 MODEL = Path(__file__).with_name("canary.gguf")
 CHILD = (sys.executable, "-m", "edgespec.verifiers.canary")
 TIMEOUT_S = 60.0
+SLOW = "no answer"  # says as much of the moment as of the build: such a failure is not remembered
 # Lines of /proc/cpuinfo that say what a CPU can do: x86-64, then aarch64.
 CPU_LINES = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
 # The child's environment is this process's, without what makes Python itself talk, wait or fail, and without GPUs: what
@@ -66,22 +67,23 @@ def use_extra_bufts(
     """
     key = _key(library_dir or _library_dir())
     path = cache_dir / f"canary-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    answer = _read(path)
-    if answer is None:
-        answer = _decide(command, timeout_s)
-        _write(path, answer)
-    if not answer:
-        _warn_once()
-    return answer
+    known = _read(path)
+    failure = _decide(command, timeout_s) if known is None else known
+    if known is None and not failure.startswith(SLOW):
+        _write(path, failure)
+    if failure:
+        _warn_once(failure)
+    return not failure
 
 
-def _decide(command: abc.Sequence[str], timeout_s: float) -> bool:
+def _decide(command: abc.Sequence[str], timeout_s: float) -> str:
+    """What happens with repacked weights: "" where they work."""
     failure = _failure(command, timeout_s)
     if failure is None:
-        return True
+        return ""
     plain_failure = _failure([*command, "--no-extra-bufts"], timeout_s)
     if plain_failure is None:
-        return False
+        return failure
     raise BackendError(
         f"this build of llama.cpp cannot decode: {failure}; without repacked weights: {plain_failure}; "
         f"rebuild it: {rebuild_command()}"
@@ -96,9 +98,11 @@ def rebuild_command() -> str:
 
 
 @cache
-def _warn_once() -> None:
+def _warn_once(failure: str) -> None:
     logger.warning(
-        "llama.cpp as built here crashes on this CPU with repacked weights; they are off, which is slower; rebuild: %s",
+        "llama.cpp as built here cannot use repacked weights on this CPU (%s); they are off, which is slower; rebuild "
+        "it, adding the CMAKE_ARGS you built it with: %s",
+        failure,
         rebuild_command(),
     )
 
@@ -116,7 +120,7 @@ def _failure(command: abc.Sequence[str], timeout_s: float) -> str | None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"no answer in {timeout_s:g} s"
+        return f"{SLOW} in {timeout_s:g} s"
     except OSError as error:
         return f"{command[0]} does not start: {error.strerror}"
     if done.returncode < 0:
@@ -169,21 +173,26 @@ def _cpu() -> list[str]:
     return [platform.machine(), *(found[name] for name in sorted(found))]
 
 
-def _read(path: Path) -> bool | None:
+def _read(path: Path) -> str | None:
+    """The failure that was noted, "" for none; None where nothing was."""
     try:
-        answer = json.loads(path.read_text(encoding="utf-8"))["use_extra_bufts"]
-    except (OSError, ValueError, KeyError, TypeError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        works, failure = content["use_extra_bufts"], content.get("failure", "")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return answer if isinstance(answer, bool) else None
+    if not isinstance(works, bool) or not isinstance(failure, str) or works == bool(failure):
+        return None
+    return failure
 
 
-def _write(path: Path, answer: bool) -> None:
+def _write(path: Path, failure: str) -> None:
     """Whole or not at all; an answer that cannot be kept is asked for again."""
+    content = {"use_extra_bufts": False, "failure": failure} if failure else {"use_extra_bufts": True}
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"use_extra_bufts": answer}, file)
+            json.dump(content, file)
         Path(name).replace(path)
 
 

@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.core.check import check_int
 from edgespec.core.prefix import num_common
+from edgespec.core.sequence import Cancelled, never
 from edgespec.errors import (
     BackendError,
     ClosedError,
@@ -25,9 +27,8 @@ from edgespec.errors import (
     MissingDependencyError,
     ModelFormatError,
     ModelNotFoundError,
-    ParameterError,
 )
-from edgespec.verifiers.base import Cancelled, Interrupted, Rows, ScoreRequest, check_requests, check_tokens, never
+from edgespec.verifiers.base import Interrupted, Rows, ScoreRequest, check_requests, check_tokens
 from edgespec.verifiers.batch import Batch, Span, cut, grouped
 from edgespec.verifiers.native_log import NativeLog, context_error, decode_error, load_error
 
@@ -67,12 +68,13 @@ class LlamaOptions:
     flash_attention: bool | None = None
 
     def __post_init__(self) -> None:
-        _check_range("num_threads", self.num_threads, 1, 1024)
-        _check_range("num_threads_batch", self.num_threads_batch or self.num_threads, 1, 1024)
-        _check_range("num_slots", self.num_slots, 1, MAX_SLOTS)
-        _check_range("num_batch", self.num_batch, self.num_slots, 2**20)
+        threads_batch = self.num_threads if self.num_threads_batch is None else self.num_threads_batch
+        check_int("num_threads", self.num_threads, 1, 1024)
+        check_int("num_threads_batch", threads_batch, 1, 1024)
+        check_int("num_slots", self.num_slots, 1, MAX_SLOTS)
+        check_int("num_batch", self.num_batch, self.num_slots, 2**20)
         if self.num_ctx is not None:
-            _check_range("num_ctx", self.num_ctx, 1, MAX_TOKENS // self.num_slots)
+            check_int("context (num_ctx)", self.num_ctx, 1, MAX_TOKENS // self.num_slots)
 
     @property
     def max_rows(self) -> int:
@@ -296,11 +298,6 @@ def _library() -> Any:
 @cache
 def _native_log() -> NativeLog:
     return NativeLog(_library())
-
-
-def _check_range(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ParameterError(f"{name}: got {value!r}; allowed: a whole number from {low} to {high}")
 
 
 def _check_file(path: Path) -> None:
