@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,10 +11,11 @@ from edgespec.devices.probe import usable_cpus
 from edgespec.drafters import vocabulary
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.lookup import LookupDrafter
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, ModelFormatError, ModelNotFoundError
+from edgespec.owner import Owner
 from edgespec.pairs import DEFAULT_PAIR, Progress, load_pair
 from edgespec.paths import cache_dir
-from edgespec.runtime import Mode, Runtime, check_mode, new_owner
+from edgespec.runtime import Mode, Runtime, check_mode
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.verifiers.canary import use_extra_bufts
 from edgespec.verifiers.llama import LlamaOptions, LlamaVerifier
@@ -46,17 +47,30 @@ def load(
     ParameterError, BackendError, MissingDependencyError.
     """
     check_mode(mode)
-    chosen = load_pair(pair or DEFAULT_PAIR) if pair is not None or verifier is None else None
+    chosen = load_pair(DEFAULT_PAIR if pair is None else pair) if pair is not None or verifier is None else None
     path = chosen.verifier.find() if verifier is None and chosen is not None else Path(verifier or "")
     if draft is None:
         draft = "lookup" if chosen is None else chosen.ensure_draft(progress)
     num_threads = usable_cpus() if num_threads is None else num_threads
-    owner = new_owner()
+    owner = Owner()
+    future = owner.submit(lambda: _load(path, draft, num_ctx, num_threads, mode, policy, owner))
     try:
-        return owner.submit(_load, path, draft, num_ctx, num_threads, mode, policy, owner).result()
-    except BaseException:
-        owner.shutdown(wait=False)
+        return future.result()
+    except (ModelFormatError, ModelNotFoundError) as error:
+        owner.stop()
+        if chosen is not None and str(chosen.draft_path) in str(error):
+            raise type(error)(f"{error}; delete {chosen.draft_path} to have it built anew") from error
         raise
+    except BaseException:
+        # On Ctrl-C the load itself goes on: what it comes to must be freed.
+        future.add_done_callback(_discard)
+        owner.stop()
+        raise
+
+
+def _discard(future: Future[Runtime]) -> None:
+    if future.exception() is None:
+        future.result().close()
 
 
 def _load(
@@ -66,7 +80,7 @@ def _load(
     num_threads: int,
     mode: Mode,
     policy: Policy,
-    owner: ThreadPoolExecutor,
+    owner: Owner,
 ) -> Runtime:
     """On the owner thread: both models, then the check that they speak the same tokens."""
     with ExitStack() as undo:

@@ -111,13 +111,22 @@ class Pair:
                     block_size=self.draft.block_size,
                     progress=progress,
                 )
-            except FileAccessError:
+            except FileAccessError as error:
                 if not self._draft_is_there():  # otherwise another process was faster
-                    raise
+                    raise FileAccessError(
+                        f"the draft model cannot be put into {self.draft_path}: {error}; make room there, or set "
+                        "EDGESPEC_CACHE_DIR to another folder"
+                    ) from error
         return self.draft_path
 
     def _draft_is_there(self) -> bool:
-        return (self.draft_path / MANIFEST).is_file()
+        manifest = self.draft_path / MANIFEST
+        try:
+            return manifest.is_file()
+        except OSError as error:
+            raise FileAccessError(
+                f"cannot look for {manifest}: {error.strerror or error}; set EDGESPEC_CACHE_DIR to a folder of yours"
+            ) from None
 
 
 def pair_names() -> list[str]:

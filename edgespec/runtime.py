@@ -7,11 +7,12 @@ in the order they start.
 from __future__ import annotations
 
 import collections.abc as abc
+import os
 import queue
 import secrets
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+import weakref
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -22,6 +23,7 @@ from edgespec.engine import lossless
 from edgespec.engine.loops import plain, sequential
 from edgespec.engine.stats import Stats, Tally
 from edgespec.errors import ClosedError, ContextLengthError, ParameterError, PromptError
+from edgespec.owner import Owner
 from edgespec.text.chat import ChatTemplate, Message
 from edgespec.text.output import OutputText
 from edgespec.text.tokenizer import Tokenizer
@@ -61,8 +63,8 @@ class Result:
 
     @classmethod
     def of(cls, chunks: abc.Sequence[Chunk]) -> Result:
-        """What a stream's chunks add up to; a stream that was left before its last chunk counts as cancelled."""
-        last = chunks[-1] if chunks else Chunk("", (), Stats(0))
+        """What a stream's chunks add up to, one at least; one left before its last chunk counts as cancelled."""
+        last = chunks[-1]
         return cls(
             text="".join(chunk.text for chunk in chunks),
             tokens=tuple(token for chunk in chunks for token in chunk.tokens),
@@ -72,7 +74,7 @@ class Result:
         )
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class _Request:
     """One prompt on its way, encoded and checked. The owner thread fills ``chunks``, None at the end."""
 
@@ -86,9 +88,43 @@ class _Request:
     drafts: list[Draft] = field(default_factory=list)
 
 
-def new_owner() -> ThreadPoolExecutor:
-    """The one thread that touches a runtime's backends."""
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgespec-owner")
+class Stream(abc.Iterator[Chunk]):
+    """An answer on its way: iterate over its chunks. The work starts with the first ``next``.
+
+    One thread iterates; any thread may cancel. A stream that is dropped or left (it is a context manager) is cancelled.
+    """
+
+    def __init__(self, request: _Request, start: abc.Callable[[_Request], None]) -> None:
+        self._request, self._start = request, start
+        self._started = self._ended = False
+
+    def __next__(self) -> Chunk:
+        """The next chunk; raises ClosedError, BackendError, or whatever ended the work."""
+        if self._ended:
+            raise StopIteration
+        if not self._started:
+            self._start(self._request)
+            self._started = True
+        item = self._request.chunks.get()
+        self._ended = not isinstance(item, Chunk)
+        if isinstance(item, Exception):
+            raise item
+        if item is None:
+            raise StopIteration
+        return item
+
+    def cancel(self) -> None:
+        """End the answer within a round; the last chunk still comes, and says "cancelled"."""
+        self._request.cancelled.set()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        self.cancel()
 
 
 def check_mode(mode: Mode) -> Mode:
@@ -115,16 +151,20 @@ class Runtime:
         policy: Policy = DEFAULT_POLICY,
         verifier_name: str = "",
         draft_name: str = "none",
-        owner: ThreadPoolExecutor | None = None,
+        owner: Owner | None = None,
     ) -> None:
         self._verifier, self._drafter, self._tokenizer = verifier, drafter, tokenizer
         self._template = ChatTemplate(tokenizer.chat_template, bos=tokenizer.bos, eos=tokenizer.eos)
         self.mode: Mode = mode if drafter else "plain"
         self.policy = policy
         self.verifier_name, self.draft_name = verifier_name, draft_name
-        self._owner = owner or new_owner()
+        self._end_tokens = tokenizer.end_tokens
+        self._owner = owner or Owner()
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._process = os.getpid()
+        # Also runs when the runtime is dropped, and when the program ends.
+        self._finalizer = weakref.finalize(self, _finish, self._closing, self._owner, verifier, drafter, self._process)
 
     def __enter__(self) -> Runtime:
         return self
@@ -152,7 +192,7 @@ class Runtime:
         mode: Mode | None = None,
         policy: Policy | None = None,
         check_lossless: bool = False,
-    ) -> abc.Generator[Chunk, None, None]:
+    ) -> Stream:
         """Generate after ``prompt`` and yield a chunk a round; the last one carries the finish reason.
 
         prompt  a text is one user turn, or with ``raw`` what the answer continues; a list of messages is a conversation
@@ -161,9 +201,8 @@ class Runtime:
                 as much as a plain run
 
         Bad input raises here, not at the first chunk: ParameterError, PromptError, ContextLengthError, ClosedError.
-        Work starts with the first ``next``. Closing the generator stops the work within a round.
         """
-        return self._serve(self._request(prompt, params or SamplingParams(), raw, mode, policy, check_lossless))
+        return Stream(self._request(prompt, params or SamplingParams(), raw, mode, policy, check_lossless), self._start)
 
     def generate(
         self,
@@ -188,17 +227,8 @@ class Runtime:
     def close(self) -> None:
         """Cancel what runs, wait for it, free both models. A second call does nothing."""
         with self._lock:
-            if self._closing.is_set():
-                return
             self._closing.set()
-            freed = self._owner.submit(self._free)
-        freed.result()
-        self._owner.shutdown()
-
-    def _free(self) -> None:
-        if self._drafter is not None:
-            self._drafter.close()
-        self._verifier.close()
+        self._finalizer()
 
     # A request: checked on the caller's thread, run on the owner's, read on the caller's.
 
@@ -227,9 +257,7 @@ class Runtime:
             )
         if params.seed is None and not params.greedy:
             params = replace(params, seed=secrets.randbits(32))
-        return _Request(
-            Sequence(tokens, params, self.num_ctx, self._tokenizer.end_tokens), mode, policy or self.policy, check
-        )
+        return _Request(Sequence(tokens, params, self.num_ctx, self._end_tokens), mode, policy or self.policy, check)
 
     def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
         if isinstance(prompt, str):
@@ -242,25 +270,17 @@ class Runtime:
             raise ParameterError("raw: got a list of messages; a raw prompt is a text")
         return self._tokenizer.encode_chat(self._template.render(prompt))
 
-    def _serve(self, request: _Request) -> abc.Generator[Chunk, None, None]:
+    def _start(self, request: _Request) -> None:
         request.began = time.perf_counter()
-        self._submit(self._work, request)
-        try:
-            while (item := request.chunks.get()) is not None:
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-        finally:
-            request.cancelled.set()
-
-    def _submit(self, work: abc.Callable[[_Request], None], request: _Request) -> None:
         with self._lock:
             self._check_open()
-            self._owner.submit(work, request)
+            self._owner.submit(lambda: self._work(request))
 
     def _check_open(self) -> None:
         if self._closing.is_set():
             raise ClosedError("this runtime was closed; load another")
+        if self._process != os.getpid():
+            raise ClosedError("this runtime was loaded before the process forked; load another in this process")
 
     # On the owner thread
 
@@ -304,3 +324,23 @@ class Runtime:
 
     def _cancelled(self, request: _Request) -> Cancelled:
         return lambda: request.cancelled.is_set() or self._closing.is_set()
+
+
+def _finish(closing: threading.Event, owner: Owner, verifier: Verifier, drafter: Drafter | None, process: int) -> None:
+    """Cancel what runs, and free both models on the thread that owns them."""
+    if process != os.getpid():
+        return  # the owner thread does not live in a forked child, and the models are the parent's
+    closing.set()
+
+    def free() -> None:
+        if drafter is not None:
+            drafter.close()
+        verifier.close()
+
+    if owner.is_current:  # a collected runtime may be finished on any thread
+        free()
+        owner.stop()
+    else:
+        freed = owner.submit(free)
+        owner.stop(wait=True)
+        freed.result()

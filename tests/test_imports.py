@@ -18,6 +18,8 @@ MODULES = {
 # what a part of the project may import from the project, by the longest prefix that fits
 ALLOWED = {
     "edgespec.errors": set(),
+    "edgespec.paths": set(),
+    "edgespec.pairs": {"edgespec.errors", "edgespec.paths", "edgespec.drafters.onnx_manifest", "quantize"},
     "edgespec.core": {"edgespec.core", "edgespec.errors"},
     "edgespec.drafters": {"edgespec.drafters", "edgespec.core", "edgespec.errors"},
     "edgespec.verifiers": {"edgespec.verifiers", "edgespec.core", "edgespec.errors"},
@@ -30,20 +32,31 @@ ALLOWED = {
         "edgespec.drafters.base",
         "edgespec.verifiers.base",
     },
+    "edgespec.runtime": {
+        "edgespec.core",
+        "edgespec.drafters.base",
+        "edgespec.engine",
+        "edgespec.errors",
+        "edgespec.owner",
+        "edgespec.text",
+        "edgespec.verifiers.base",
+    },
     "quantize": {"quantize", "edgespec.devices", "edgespec.errors"},
 }
+# packages and the only parts of the project that may import them
 ONLY = {
     "onnxruntime": ("edgespec.drafters.onnx", "quantize"),
-    "llama_cpp": ("edgespec.verifiers.llama", "edgespec.verifiers.canary", "edgespec.text"),
-    "quantize": ("quantize", "edgespec.pairs", "edgespec.cli"),
+    "llama_cpp": ("edgespec.verifiers.llama", "edgespec.text.tokenizer"),
+    "quantize": ("quantize", "edgespec.pairs"),
     "click": ("edgespec.cli",),
+    "jinja2": ("edgespec.text.chat",),
 }
 
 
 def imports(path: Path) -> set[str]:
     """Every module a file imports anywhere, inside functions too; TYPE_CHECKING blocks included."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -76,6 +89,29 @@ def test_the_core_is_pure(module: str) -> None:
     outside = {name.split(".")[0] for name in imports(MODULES[module])} - {"edgespec", "numpy"}
     assert outside <= set(sys.stdlib_module_names)
     assert not outside & {"os", "io", "pathlib", "threading", "socket", "subprocess", "time", "random", "secrets"}
+
+
+def test_nothing_but_the_command_knows_the_command_line() -> None:
+    users = {name for name, path in MODULES.items() if any(within(used, ("edgespec.cli",)) for used in imports(path))}
+    assert {name for name in users if not within(name, ("edgespec.cli",))} == {"edgespec.__main__"}
+
+
+def loaded_by(module: str) -> set[str]:
+    """What an import of ``module`` brings into a new process."""
+    code = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["pairs", "runtime", "loading", "verifiers.canary", "verifiers.llama", "cli.run"])
+def test_an_import_loads_neither_backend_nor_the_toolkit(module: str) -> None:
+    loaded = loaded_by(f"edgespec.{module}")
+    assert f"edgespec.{module}" in loaded
+    assert loaded & {"onnxruntime", "llama_cpp", "quantize", "onnx", "gguf"} == set()
+
+
+def test_the_package_alone_loads_nothing_of_itself() -> None:
+    assert {name for name in loaded_by("edgespec") if name.startswith("edgespec")} == {"edgespec"}
 
 
 def test_help_loads_neither_backend() -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import collections.abc as abc
+import gc
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,7 +144,9 @@ def test_closing_a_stream_stops_the_work_and_leaves_the_runtime_usable() -> None
     with runtime(verifier) as one:
         stream = one.stream("hello", SamplingParams(max_tokens=9000, temperature=0.0), mode="plain")
         next(stream)
-        stream.close()
+        stream.cancel()
+        *_, last = stream
+        assert last.finish_reason == "cancelled"
         one.generate("hello", GREEDY)
         assert len(verifier.requests) < 9000
 
@@ -244,3 +251,73 @@ def test_the_lossless_check_finds_nothing_over_exact_backends() -> None:
     with runtime() as one:
         assert one.generate("hello", SAMPLED, check_lossless=True).divergences == ()
         assert one.generate("hello", SAMPLED).divergences is None
+
+
+def test_the_last_chunk_of_a_cancelled_stream_still_comes_with_its_facts() -> None:
+    verifier = Owned(num_ctx=10_000)
+    with runtime(verifier) as one:
+        stream = one.stream("hello", SamplingParams(max_tokens=9000, temperature=1.0, seed=5))
+        next(stream)
+        stream.cancel()
+        *_, last = stream
+        assert (last.finish_reason, last.stats.prompt_tokens, last.stats.seed) == ("cancelled", 5, 5)
+        with pytest.raises(StopIteration):
+            next(stream)
+
+
+def test_a_dropped_stream_is_cancelled_and_a_dropped_runtime_is_freed() -> None:
+    verifier = Owned(num_ctx=100_000)
+    one = runtime(verifier)
+    stream = one.stream("hello", SamplingParams(max_tokens=90_000, temperature=0.0), mode="plain")
+    next(stream)
+    del stream
+    assert one.generate("hello", GREEDY).finish_reason == "length"
+    del one
+    gc.collect()
+    with pytest.raises(ClosedError):
+        verifier.score([ScoreRequest(0, [1], 1)])
+
+
+def test_generating_inside_a_stream_of_the_same_runtime_does_not_wait_for_ever() -> None:
+    with runtime() as one:
+        inner = [one.generate("hello", GREEDY).text for _ in one.stream("hello", GREEDY)]
+    assert len(set(inner)) == 1
+
+
+def test_closing_while_another_thread_starts_its_first_request() -> None:
+    for _ in range(30):
+        one = runtime()
+        with ThreadPoolExecutor(2) as pool:
+            future = pool.submit(one.generate, "hello", GREEDY)
+            one.close()
+            failure = future.exception()
+        assert failure is None or isinstance(failure, ClosedError)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking with threads is what is tested
+def test_a_forked_child_is_told_to_load_its_own() -> None:
+    with runtime() as one:
+        child = os.fork()
+        if child == 0:
+            try:
+                one.close()
+                one.generate("hello", GREEDY)
+            except ClosedError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert one.generate("hello", GREEDY).finish_reason == "length"
+
+
+def test_a_program_that_ends_does_not_wait_for_an_answer_nobody_reads() -> None:
+    script = (
+        "from tests.test_runtime import *\n"
+        "one = runtime(Owned(num_ctx=10**9))\n"
+        "stream = one.stream('hello', SamplingParams(max_tokens=10**8, temperature=0.0))\n"
+        "next(stream)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[1], timeout=60, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections.abc as abc
 import sys
-from contextlib import closing, suppress
+from contextlib import suppress
 
 import click
 
@@ -22,7 +22,7 @@ def chat(runtime: Runtime, params: SamplingParams, system: str | None, first: st
 
     A turn that does not fit the context is refused with one line and forgotten; the conversation goes on.
     """
-    if sys.stdin.isatty():
+    if _at_terminal():
         click.echo(HELP, err=True)
     history = begin = [Message("system", system)] if system else []
     for line in _lines(first):
@@ -39,8 +39,7 @@ def chat(runtime: Runtime, params: SamplingParams, system: str | None, first: st
 
 
 def _answer(runtime: Runtime, params: SamplingParams, turn: list[Message]) -> str:
-    with closing(runtime.stream(turn, params)) as chunks:
-        result = report.collect(chunks, report.show)
+    result = report.collect(runtime.stream(turn, params), report.show)
     report.answer(runtime, result, as_json=False)
     return result.text
 
@@ -49,13 +48,14 @@ def _lines(first: str | None) -> abc.Iterator[str]:
     """The user's turns: ``first``, then what is typed or piped; empty lines are skipped."""
     if first:
         yield first
-    terminal = sys.stdin.isatty()
-    if terminal:
+    if sys.stdin is None:
+        return
+    if _at_terminal():
         with suppress(ImportError):
             import readline  # noqa: F401  (gives input() a history and editing keys)
     while True:
         try:
-            line = input("> " if terminal else "").strip()
+            line = _ask().strip()
         except (EOFError, KeyboardInterrupt):
             click.echo(err=True)
             return
@@ -63,3 +63,17 @@ def _lines(first: str | None) -> abc.Iterator[str]:
             raise PromptError(f"standard input is not UTF-8 text ({error.reason}); convert it first") from None
         if line:
             yield line
+
+
+def _ask() -> str:
+    """One line; the prompt goes where it is no part of an answer."""
+    if not _at_terminal():
+        return input()
+    if sys.stdout.isatty():
+        return input("> ")
+    click.echo("> ", nl=False, err=True)
+    return input()
+
+
+def _at_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()

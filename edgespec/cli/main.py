@@ -5,19 +5,23 @@ from __future__ import annotations
 import collections.abc as abc
 import contextlib
 import importlib
+import io
 import logging
 import os
 import sys
+import threading
 
 import click
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, FileAccessError
+from edgespec.owner import NAME as OWNER
 
 # name -> (module, attribute, line in the overview); the module is imported only when the command runs
 COMMANDS = {
     "run": ("edgespec.cli.run", "run", "Answer one prompt, or chat in the terminal."),
 }
 INTERRUPTED = 130
+CANNOT_WRITE = FileAccessError.exit_code
 
 
 class LazyGroup(click.Group):
@@ -56,25 +60,46 @@ def cli(ctx: click.Context) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
+    _tolerate_encodings()
     with _log_to_stderr():
         code = _run()
+    if code == INTERRUPTED and any(thread.name == OWNER for thread in threading.enumerate()):
+        # A model is still being loaded, which nothing can interrupt; there is nothing to save either.
+        _flush()
+        os._exit(INTERRUPTED)
     sys.exit(code)
 
 
 def _run() -> int | None:
     try:
         code: int | None = cli.main(prog_name="edgespec", standalone_mode=False)
+        _flush()
     except EdgespecError as error:
         return _fail(str(error), error.exit_code)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone; Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except OSError as error:
+        # Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if isinstance(error, BrokenPipeError):
+            return 1  # the reader of our output has gone, and knows it
+        return _fail(f"cannot write the output: {error.strerror or error}; free space or write elsewhere", CANNOT_WRITE)
     return code
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
+def _tolerate_encodings() -> None:
+    """A terminal that cannot show a character gets a question mark, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _fail(message: str, exit_code: int) -> int:

@@ -11,24 +11,25 @@ import click
 
 from edgespec.engine.lossless import Divergence
 from edgespec.errors import LosslessError
-from edgespec.runtime import Chunk, Result, Runtime
+from edgespec.runtime import Chunk, Result, Runtime, Stream
 
 
 def show(text: str) -> None:
-    """Answer text, at once."""
-    click.echo(text, nl=False)
+    """Answer text, at once and as it is (click.echo would take escape sequences out)."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
-def collect(chunks: abc.Iterable[Chunk], show_text: abc.Callable[[str], None]) -> Result:
+def collect(stream: Stream, show_text: abc.Callable[[str], None]) -> Result:
     """Read a stream to its end, showing text on the way; Ctrl-C ends it and keeps what came."""
     got: list[Chunk] = []
-    try:
-        for chunk in chunks:
-            got.append(chunk)
-            if chunk.text:
-                show_text(chunk.text)
-    except KeyboardInterrupt:
-        pass
+    with stream:
+        while not got or got[-1].finish_reason is None:
+            try:
+                got.append(next(stream))
+                show_text(got[-1].text)
+            except KeyboardInterrupt:
+                stream.cancel()
     return Result.of(got)
 
 
@@ -41,7 +42,7 @@ def answer(runtime: Runtime, result: Result, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(as_dict(runtime, result), ensure_ascii=False))
         return
-    click.echo()
+    show("\n")
     click.echo(summary(runtime, result), err=True)
 
 
@@ -104,7 +105,7 @@ def check(divergences: abc.Sequence[Divergence]) -> None:
 def progress(stage: str, fraction: float) -> None:
     """One line that rewrites itself on a terminal; elsewhere only its beginning and its end."""
     line = f"{stage} {fraction:4.0%}"
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         click.echo(f"\r\x1b[K{line}", nl=fraction >= 1, err=True)
     elif fraction in (0, 1):
         click.echo(line, err=True)

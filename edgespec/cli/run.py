@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,17 @@ DEFAULT = SamplingParams()
 
 @click.command()
 @click.argument("prompt", required=False)
-@click.option("--file", "file", type=click.Path(path_type=Path), help="Read the prompt (or what follows PROMPT) here.")
+@click.option(
+    "--file",
+    "file",
+    type=click.Path(path_type=Path, readable=False),
+    help="Read the prompt (or what follows PROMPT) here.",
+)
 @click.option("-i", "--interactive", is_flag=True, help="Chat in the terminal; PROMPT is the first turn.")
 @click.option("--pair", metavar="NAME", help="A verifier and its draft model by name.  [default: starter]")
-@click.option("--verifier", metavar="GGUF", type=click.Path(path_type=Path), help="A verifier of your own.")
+@click.option(
+    "--verifier", metavar="GGUF", type=click.Path(path_type=Path, readable=False), help="A verifier of your own."
+)
 @click.option("--draft", metavar="ONNX|lookup|none", help="A draft model of your own, prompt lookup, or nothing.")
 @click.option("--context", metavar="N", type=int, help="Most tokens of prompt and answer.  [default: at most 4096]")
 @click.option("--threads", metavar="N", type=int, help="Threads of either side.  [default: the usable CPUs]")
@@ -63,6 +69,10 @@ def run(prompt: str | None, **options: Any) -> None:
 
     The answer goes to standard output as it is made; a summary goes to standard error.
     """
+    if sys.stdout is None:
+        raise FileAccessError(
+            "standard output is closed: the answer has nowhere to go; redirect it to a file or a pipe"
+        )
     chosen = RunOptions(**options)
     chosen.check()
     params = chosen.params()
@@ -146,8 +156,7 @@ def _answer(runtime: Runtime, params: SamplingParams, text: str, chosen: RunOpti
     system = [Message("system", chosen.system)] if chosen.system else []
     prompt = text if chosen.raw else [*system, Message("user", text)]
     stream = runtime.stream(prompt, params, raw=chosen.raw, check_lossless=chosen.check_lossless)
-    with closing(stream) as chunks:
-        result = report.collect(chunks, report.keep if chosen.as_json else report.show)
+    result = report.collect(stream, report.keep if chosen.as_json else report.show)
     report.answer(runtime, result, as_json=chosen.as_json)
     if result.finish_reason == "cancelled":
         raise KeyboardInterrupt
@@ -161,7 +170,7 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
     if file is not None:
         parts.append(_read_file(file))
     if not parts:
-        if sys.stdin.isatty():
+        if sys.stdin is None or sys.stdin.isatty():
             raise PromptError("no prompt: give one as an argument, with --file, or on standard input; -i starts a chat")
         parts.append(_decode(sys.stdin.buffer.read(), "standard input"))
     text = "\n\n".join(part for part in parts if part)
@@ -179,6 +188,6 @@ def _read_file(file: Path) -> str:
 
 def _decode(data: bytes, source: str) -> str:
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PromptError(f"{source} is not UTF-8 text (byte {error.start}); convert it first") from None

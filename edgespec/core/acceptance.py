@@ -10,7 +10,8 @@ At temperature 0 both come to the same thing: p is one-hot, and what matches it 
 A position that is drafted again in a later round sees the same noise again, and that is sound. What is committed at
 position i is computed from the tokens before it and from the noise of positions up to i. Whatever was drafted beyond i
 and thrown away never entered that decision, so given all that is committed the noise beyond i is still as good as new.
-This holds as long as the length of a draft is chosen without looking at the noise of positions that it does not reach.
+Under ``rejection`` this holds as long as the length of a draft is chosen without looking at the noise of positions that
+it does not reach; under ``coupled`` what is drafted has no influence on the output at all.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Tokens = abc.Sequence[int] | Ids
 
-_SMALLEST = 5e-324
+_SMALLEST = 1e-300  # weights below it would vanish when they are normalised
 _LARGEST = float(np.finfo(np.float32).max)
 # Any colder and a quotient overflows; from here on all but the very largest logits have weight 0 already.
 _COLDEST = 1e-200

@@ -23,7 +23,7 @@ from edgespec.drafters.onnx_fixed import FixedCacheModel
 from edgespec.drafters.onnx_growing import GrowingCacheModel
 from edgespec.drafters.onnx_manifest import MANIFEST, DraftManifest
 from edgespec.drafters.onnx_session import DraftModel, Row, open_session
-from edgespec.errors import ClosedError, ModelFormatError, ModelNotFoundError, ParameterError
+from edgespec.errors import BackendError, ClosedError, ModelFormatError, ModelNotFoundError, ParameterError
 
 
 class OnnxDrafter:
@@ -154,7 +154,10 @@ class OnnxDrafter:
         work.cached.extend(tokens)
         if work.num_missing > 0:
             return
-        token, margin = self._draw(work, row[self._columns])
+        try:
+            token, margin = self._draw(work, row[self._columns])
+        except BackendError as error:
+            raise BackendError(f"the draft model {self._tokens_path.parent} gave no usable logits: {error}") from error
         if margin < work.request.min_margin:
             work.room = work.num_drafted
         else:
@@ -261,5 +264,5 @@ def _read_max_positions(path: Path, default: int) -> int:
         config = json.loads(content)
         found = config.get("max_position_embeddings") or config.get("n_positions") or default
         return max(1, int(found))
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ModelFormatError(f"{path} is not a model's config.json ({error}); get or remove it") from error

@@ -94,7 +94,7 @@ class DraftManifest:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ModelFormatError(f"{path} is not TOML ({error}); build the draft model again") from error
 
 

@@ -67,7 +67,7 @@ def load_tokens(path: Path) -> tuple[str, ...]:
         size = max((token for token, _ in pairs), default=-1) + 1
         if not 0 < size <= MAX_TOKENS or any(token < 0 for token, _ in pairs):
             raise ValueError(f"ids up to {size - 1}")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise ModelFormatError(
             f"{path} is no token list ({type(error).__name__}: {error}); expected a JSON list of texts or a Hugging "
             "Face tokenizer.json; get the draft model again"

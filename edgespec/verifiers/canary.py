@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,15 @@ logger = logging.getLogger("edgespec")
 MODEL = Path(__file__).with_name("canary.gguf")
 CHILD = (sys.executable, "-m", "edgespec.verifiers.canary")
 TIMEOUT_S = 60.0
-SLOW = "no answer"  # says as much of the moment as of the build: such a failure is not remembered
+KILLED, NOT_FINITE = "killed by signal", "the logits are not finite"
+# Failures that say something of the build. Any other (no answer in time, out of memory, ended by somebody) may be of
+# the moment and is not remembered.
+CRASHES = tuple(
+    f"{KILLED} {int(getattr(signal, name))} "
+    for name in ("SIGSEGV", "SIGILL", "SIGBUS", "SIGABRT", "SIGFPE")
+    if hasattr(signal, name)
+)
+CERTAIN = (*CRASHES, NOT_FINITE)
 # Lines of /proc/cpuinfo that say what a CPU can do: x86-64, then aarch64.
 CPU_LINES = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
 # The child's environment is this process's, without what makes Python itself talk, wait or fail, and without GPUs: what
@@ -69,7 +78,7 @@ def use_extra_bufts(
     path = cache_dir / f"canary-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     known = _read(path)
     failure = _decide(command, timeout_s) if known is None else known
-    if known is None and not failure.startswith(SLOW):
+    if known is None and (not failure or failure.startswith(CERTAIN)):
         _write(path, failure)
     if failure:
         _warn_once(failure)
@@ -117,16 +126,24 @@ def _failure(command: abc.Sequence[str], timeout_s: float) -> str | None:
             timeout=timeout_s,
             env=_environment(),
             cwd=Path(sys.executable).anchor,
+            start_new_session=True,  # a Ctrl-C is meant for the parent, and would look like a crash
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"{SLOW} in {timeout_s:g} s"
+        return f"no answer in {timeout_s:g} s"
     except OSError as error:
         return f"{command[0]} does not start: {error.strerror}"
     if done.returncode < 0:
-        return f"killed by signal {-done.returncode}"
+        return f"{KILLED} {-done.returncode} ({_signal_name(-done.returncode)})"
     last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-    return ", ".join([f"exit code {done.returncode}", *last]) if done.returncode else None
+    return ", ".join([*last, f"exit code {done.returncode}"]) if done.returncode else None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
 
 
 def _environment() -> dict[str, str]:
@@ -214,7 +231,7 @@ def _decode(*, use_extra_bufts: bool) -> int:
         for num_tokens, num_rows in ((8, 8), (9, 1)):
             (rows,) = verifier.score([ScoreRequest(0, list(range(num_tokens)), num_rows)])
             if not np.isfinite(rows).all():
-                print("the logits are not finite", file=sys.stderr)
+                print(NOT_FINITE, file=sys.stderr)
                 return 1
     return 0
 

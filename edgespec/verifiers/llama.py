@@ -302,6 +302,8 @@ def _native_log() -> NativeLog:
 
 def _check_file(path: Path) -> None:
     try:
+        if path.exists() and not path.is_file():  # to open a pipe would wait for its other end
+            raise FileAccessError(f"{path} is not a regular file; give the path of a GGUF file")
         with path.open("rb") as file:
             magic = file.read(4)
     except (FileNotFoundError, NotADirectoryError):

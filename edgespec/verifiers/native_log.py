@@ -59,23 +59,21 @@ class NativeLog:
 
 def load_error(path: Path, reason: str) -> EdgespecError:
     if any(words in reason.lower() for words in OUT_OF_MEMORY):
-        return BackendError(f"{path}: {reason}; choose a smaller model or fewer GPU layers")
+        return BackendError(f"{path}: {reason}; choose a smaller model, or free memory")
     return ModelFormatError(f"{path}: llama.cpp cannot load this GGUF: {reason}; download it again or choose another")
 
 
 def context_error(num_slots: int, num_ctx: int, reason: str) -> BackendError:
     return BackendError(
         f"no llama.cpp context of {num_slots} x {num_ctx} tokens: {reason}; "
-        "choose a smaller num_ctx, fewer slots or fewer GPU layers"
+        "choose a smaller context (num_ctx), or free memory"
     )
 
 
 def decode_error(code: int, num_tokens: int, reason: str) -> BackendError:
     if code == NO_PLACE:
-        return BackendError(
-            f"the KV cache has no place for {num_tokens} more tokens; use fewer slots or a larger num_ctx"
-        )
+        return BackendError(f"the KV cache has no place for {num_tokens} more tokens; use a larger context (num_ctx)")
     return BackendError(
         f"llama_decode failed with code {code} on {num_tokens} tokens: {reason}; "
-        "try again, with fewer GPU layers or a smaller num_ctx if memory is short"
+        "try again, with a smaller context (num_ctx) if memory is short"
     )

@@ -26,6 +26,8 @@ from edgespec.loading import load
 @click.option("--temperature", multiple=True, type=float, default=(0.0, 0.8), show_default=True)
 @click.option("--rule", type=click.Choice(RULES), default="coupled", show_default=True)
 @click.option("--draft-length", default=DEFAULT_POLICY.length, show_default=True)
+@click.option("--draft-margin", default=DEFAULT_POLICY.min_margin, show_default=True)
+@click.option("--threads", type=int)
 def main(
     prompts: Path,
     verifier: Path | None,
@@ -35,13 +37,16 @@ def main(
     temperature: tuple[float, ...],
     rule: str,
     draft_length: int,
+    draft_margin: float,
+    threads: int | None,
 ) -> None:
-    lines = prompts.read_text().splitlines()
+    lines = prompts.read_text(encoding="utf-8").splitlines()
     questions = [json.loads(lines[i * len(lines) // count])["turns"][0] for i in range(count)]
     unexplained = 0
     columns = ("temperature", "prompts", "tokens", "acceptance", "answers equal", "differences", "unexplained")
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-    with load(None, verifier, draft, policy=Fixed(draft_length)) as runtime:
+    policy = Fixed(draft_length, draft_margin)
+    with load(None, verifier, draft, num_threads=threads, policy=policy) as runtime:
         for value in temperature:
             params = SamplingParams(max_tokens=max_tokens, temperature=value, seed=1, rule=rule)  # type: ignore[arg-type]
             results = [runtime.generate(question, params, check_lossless=True) for question in questions]
@@ -52,7 +57,8 @@ def main(
             drafted = sum(result.stats.drafted for result in results)
             accepted = sum(result.stats.accepted for result in results)
             equal = sum(not result.divergences for result in results)
-            print(f"| {value} | {count} | {tokens} | {accepted / drafted:.3f} | {equal} | {len(found)} | {wrong} |")
+            rate = accepted / max(drafted, 1)
+            print(f"| {value} | {count} | {tokens} | {rate:.3f} | {equal} | {len(found)} | {wrong} |")
             for divergence in found:
                 print(f"  {divergence}", file=sys.stderr)
     sys.exit(1 if unexplained else 0)

@@ -68,15 +68,15 @@ class Table:
 
 
 def measure(
-    runtime: Runtime, prompt: str, params: SamplingParams, length: int, cold: bool
+    runtime: Runtime, prompt: str, params: SamplingParams, policy: Fixed, cold: bool
 ) -> tuple[Cost, tuple[int, ...]]:
     if cold:
         runtime.generate("x", SamplingParams(max_tokens=1, temperature=0.0), raw=True)
-    mode = "sequential" if length else "plain"
+    mode = "sequential" if policy.length else "plain"
     began = time.perf_counter()
     tokens: list[int] = []
     first, num_first = 0.0, 0
-    for chunk in runtime.stream(prompt, params, mode=mode, policy=Fixed(length)):
+    for chunk in runtime.stream(prompt, params, mode=mode, policy=policy):
         tokens += chunk.tokens
         if not first:
             first, num_first = time.perf_counter() - began, len(tokens)
@@ -102,6 +102,7 @@ def add(total: Cost, cost: Cost, same: bool) -> None:
 @click.option("--max-tokens", default=64, show_default=True)
 @click.option("--temperature", default=0.0, show_default=True)
 @click.option("--draft-lengths", default="3,5,7,11", show_default=True)
+@click.option("--draft-margin", default=0.0, show_default=True, help="0 keeps the lengths fixed.")
 @click.option("--threads", type=int)
 @click.option("--cold", is_flag=True)
 def main(
@@ -113,11 +114,12 @@ def main(
     max_tokens: int,
     temperature: float,
     draft_lengths: str,
+    draft_margin: float,
     threads: int | None,
     cold: bool,
 ) -> None:
     lengths = [int(text) for text in draft_lengths.split(",")]
-    questions = [json.loads(line) for line in prompts.read_text().splitlines()][offset::every]
+    questions = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()][offset::every]
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=1)
     table = Table()
     with load(None, verifier, draft, num_threads=threads) as runtime:
@@ -125,7 +127,10 @@ def main(
             category = question["category"] if question["category"] in TASKS else "multi-turn"
             order = [0, *lengths]
             order = order[turn % len(order) :] + order[: turn % len(order)]
-            runs = {length: measure(runtime, question["turns"][0], params, length, cold) for length in order}
+            runs = {
+                length: measure(runtime, question["turns"][0], params, Fixed(length, draft_margin), cold)
+                for length in order
+            }
             for length, (cost, tokens) in runs.items():
                 for row in (category, "all"):
                     add(table.costs[row][length], cost, tokens == runs[0][1])

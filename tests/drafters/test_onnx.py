@@ -187,7 +187,7 @@ def test_requests_outside_the_bounds(own_folder: Path) -> None:
         drafter.propose([DraftRequest(1, PROMPT, 2, 1, GREEDY)] * 2)
     with pytest.raises(ParameterError, match="empty list"):
         ask(drafter, [])
-    with pytest.raises(ParameterError, match="num_threads: got 0; allowed: 1 or more"):
+    with pytest.raises(ParameterError, match="num_threads: got 0; allowed: a whole number of 1 or more"):
         OnnxDrafter.open(own_folder, num_ctx=10, num_threads=0)
 
 

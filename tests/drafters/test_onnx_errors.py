@@ -52,9 +52,9 @@ def refusal(path: Path, kind: type[EdgespecError], capfd: pytest.CaptureFixture[
 
 def manifest(folder: Path, old: str, new: str) -> None:
     path = folder / "draft.toml"
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     assert old in text
-    path.write_text(text.replace(old, new))
+    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def test_missing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +105,7 @@ def test_truncated_graph(
 
 
 def test_text_instead_of_a_graph(own: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (own / "model.onnx").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (own / "model.onnx").write_text("version https://git-lfs.github.com/spec/v1\n", encoding="utf-8")
     assert "is no usable ONNX model" in refusal(own, ModelFormatError, capfd)
 
 
@@ -208,7 +208,7 @@ def test_an_export_that_fails_when_it_runs(usual: Path, capfd: pytest.CaptureFix
 
 
 def test_a_broken_config_beside_an_export(usual: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (usual / "config.json").write_text("[1, 2")
+    (usual / "config.json").write_text("[1, 2", encoding="utf-8")
     assert "config.json is not a model's config.json" in refusal(usual, ModelFormatError, capfd)
 
 
@@ -220,7 +220,7 @@ def test_an_export_without_a_token_list(usual: Path) -> None:
 
 
 def test_a_broken_token_list(own: Path) -> None:
-    (own / "tokens.json").write_text("{")
+    (own / "tokens.json").write_text("{", encoding="utf-8")
     drafter = OnnxDrafter.open(own, num_ctx=64, num_threads=1)
     with pytest.raises(ModelFormatError, match=r"tokens\.json is no token list"):
         _ = drafter.tokens

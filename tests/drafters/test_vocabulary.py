@@ -120,7 +120,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.json").write_bytes(b'["\xe9"]')
     with pytest.raises(ModelFormatError, match="not UTF-8"):
         vocabulary.load_tokens(tmp_path / "latin.json")
-    (tmp_path / "cut.json").write_text('["a", "b')
+    (tmp_path / "cut.json").write_text('["a", "b', encoding="utf-8")
     with pytest.raises(ModelFormatError, match="no token list"):
         vocabulary.load_tokens(tmp_path / "cut.json")
 

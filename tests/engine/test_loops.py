@@ -159,6 +159,12 @@ def test_the_consumer_may_cut_the_sequence_between_rounds() -> None:
     assert one.num_output == 2
 
 
+@pytest.mark.parametrize("margin", [-0.1, float("inf"), float("nan"), None, True])
+def test_a_draft_margin_outside_its_range_is_refused(margin: object) -> None:
+    with pytest.raises(ParameterError, match="draft margin"):
+        Fixed(1, margin)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("length", [-1, MAX_DRAFT_LENGTH + 1, 1.5, True, None])
 def test_a_draft_length_outside_its_range_is_refused(length: object) -> None:
     with pytest.raises(ParameterError, match="draft length"):

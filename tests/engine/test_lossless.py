@@ -63,6 +63,27 @@ def test_near_ties_are_found_and_explained(params: SamplingParams) -> None:
     assert (output[first], expected[first]) == (found[0].token, found[0].plain_token)
 
 
+class Unrelated(FakeVerifier):
+    """Rows of wide batches come from another model: a cache gone wrong, say."""
+
+    def score(self, requests: abc.Sequence[ScoreRequest], cancelled: Cancelled = never) -> list[Rows]:
+        found = super().score(requests, cancelled)
+        other = random_logits(32, 77)
+        for request, rows in zip(requests, found, strict=True):
+            for i in range(len(rows) if len(rows) > 1 else 0):
+                rows[i] = other(request.tokens[: len(request.tokens) - len(rows) + 1 + i])
+        return found
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+def test_wrong_rows_do_not_explain_themselves(params: SamplingParams) -> None:
+    verifier = Unrelated()
+    one, drafts = generate(params, verifier)
+    found = check(one, drafts, verifier)
+    assert len(found) > 5
+    assert not any(divergence.explained for divergence in found)
+
+
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 def test_a_wrong_token_has_no_explanation(params: SamplingParams) -> None:
     one, drafts = generate(params, FakeVerifier())

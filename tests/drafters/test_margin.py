@@ -1,0 +1,68 @@
+"""A draft ends before a near-tie, where that is lossless, and is otherwise what it would have been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.core.sampling import distribution, lead, scores
+from edgespec.core.sequence import Draft, SamplingParams
+from edgespec.drafters.base import DraftRequest
+from edgespec.drafters.onnx import OnnxDrafter
+
+PROMPT = [1, 70, 80, 90, 75]
+GREEDY = SamplingParams(temperature=0.0)
+PENALISED = SamplingParams(temperature=0.0, repeat_penalty=1.5, logit_bias=((77, 1.0),))
+COUPLED = SamplingParams(temperature=0.7, seed=3)
+REJECTION = SamplingParams(temperature=0.7, seed=3, rule="rejection")
+
+
+def propose(drafter: OnnxDrafter, params: SamplingParams, margin: float, num_draft: int = 12) -> Draft:
+    (draft,) = drafter.propose([DraftRequest(0, PROMPT, 2, num_draft, params, margin)])
+    return draft
+
+
+@pytest.fixture(params=["own_folder", "trimmed_folder", "usual_folder"])
+def drafter(request: pytest.FixtureRequest) -> OnnxDrafter:
+    folder: Path = request.getfixturevalue(request.param)
+    return OnnxDrafter.open(folder, num_ctx=100, num_threads=1)
+
+
+@pytest.mark.parametrize("params", [GREEDY, PENALISED, COUPLED])
+def test_it_ends_at_the_first_token_that_led_by_less(drafter: OnnxDrafter, params: SamplingParams) -> None:
+    whole = propose(drafter, params, 0.0).tokens
+    assert len(whole) == 12
+    lengths = []
+    for margin in (0.02, 0.1, 0.3, 1.0, 3.0, 100.0):
+        tokens = propose(drafter, params, margin).tokens
+        assert tokens == whole[: len(tokens)]
+        lengths.append(len(tokens))
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] < 12
+    assert len(set(lengths)) > 2
+    assert propose(drafter, params, 0.0).tokens == whole  # the cache is right after a draft that ended early
+
+
+def test_a_drawn_token_is_never_taken_back_under_rule_rejection(drafter: OnnxDrafter) -> None:
+    whole, again = propose(drafter, REJECTION, 0.0), propose(drafter, REJECTION, 100.0)
+    assert again.tokens == whole.tokens
+    assert again.distributions is not None
+    assert len(again.distributions) == 12
+
+
+def test_lead_is_the_distance_to_the_next_best() -> None:
+    values = np.array([1.0, 4.0, 2.5, -np.inf])
+    assert lead(values, 1) == 1.5
+    assert lead(np.array([3.0]), 0) == np.inf
+    assert lead(np.array([2.0, 2.0]), 0) == 0.0
+    assert lead(np.array([5.0, 1.0], dtype=np.float32), 0) == 4.0
+
+
+def test_scores_are_what_the_coupled_rule_maximises() -> None:
+    row = np.random.default_rng(0).standard_normal(50).astype(np.float32)
+    dist = distribution(row, COUPLED, [], 0)
+    values = scores(dist, COUPLED, 9)
+    assert values.shape == dist.ids.shape
+    assert not np.array_equal(values, scores(dist, COUPLED, 10))
