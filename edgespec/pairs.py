@@ -74,10 +74,6 @@ class DraftSource:
     bits: int
     block_size: int
 
-    def __post_init__(self) -> None:
-        if self.build_from != "verifier":
-            raise ModelFormatError(f"[draft] build_from: got {self.build_from!r}; allowed: 'verifier'")
-
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -151,6 +147,8 @@ def load_pair(name: str) -> Pair:
         raise ModelFormatError(f"{path}: format is not {FORMAT}; install a matching edgespec")
     content["verifier"] = _table(VerifierSource, content.get("verifier"), f"{path} [verifier]")
     content["draft"] = _table(DraftSource, content.get("draft"), f"{path} [draft]")
+    if content["draft"].build_from != "verifier":
+        raise ModelFormatError(f"{path} [draft]: build_from is {content['draft'].build_from!r}; allowed: 'verifier'")
     return _table(Pair, content, str(path))
 
 

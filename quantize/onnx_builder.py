@@ -140,11 +140,11 @@ class _Graph:
 
     def block_linear(self, x: str, name: str, matrix: BlockMatrix) -> str:
         bits, block_size = self.recipe.bits, self.recipe.block_size
-        values, scales = f"{name}.values", f"{name}.scales"
-        self.initializers += [matrix.values.tensor(values), matrix.scales.tensor(scales)]
+        tensors = matrix.initializers(name)
+        self.initializers += tensors
         sizes = {"N": matrix.shape[0], "K": matrix.shape[1], "bits": bits, "block_size": block_size}
         attributes = {"accuracy_level": _INT8_ACTIVATIONS, **sizes}
-        return self.op("MatMulNBits", [x, values, scales], attributes)
+        return self.op("MatMulNBits", [x, *(tensor.name for tensor in tensors)], attributes)
 
     def embedding(self) -> str:
         matrix = self.source.matrix("token_embd.weight")
@@ -152,9 +152,9 @@ class _Graph:
             return self.op("Gather", [self.constant("embedding", matrix.read(0, matrix.shape[0])), "input_ids"])
         self.table = self.weights.blocks(matrix)
         flat = (matrix.shape[0], self.table.values.shape[1] * self.table.values.shape[2])
-        self.initializers += [self.table.values.tensor("embedding.values", flat)]
-        self.initializers += [self.table.scales.tensor("embedding.scales")]
-        inputs = ["embedding.values", "input_ids", "embedding.scales"]
+        values, *others = self.table.initializers("embedding", flat)
+        self.initializers += [values, *others]
+        inputs = [values.name, "input_ids", *(tensor.name for tensor in others)]
         packing = {"bits": self.recipe.bits, "block_size": self.recipe.block_size, "quantize_axis": 1}
         return self.op("GatherBlockQuantized", inputs, packing)
 

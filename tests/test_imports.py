@@ -18,6 +18,7 @@ MODULES = {
 # what a part of the project may import from the project, by the longest prefix that fits
 ALLOWED = {
     "edgespec.errors": set(),
+    "edgespec.owner": set(),
     "edgespec.paths": set(),
     "edgespec.pairs": {"edgespec.errors", "edgespec.paths", "edgespec.drafters.onnx_manifest", "quantize"},
     "edgespec.core": {"edgespec.core", "edgespec.errors"},

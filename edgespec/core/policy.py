@@ -38,4 +38,4 @@ class Fixed:
 
 # Measured on a draft model that is the verifier at 8 bits (tests/bench/LOG.md): nearly all that is rejected was drawn
 # with a lead of less than this, which is what rounding moves a logit.
-DEFAULT_POLICY = Fixed(length=7, min_margin=0.2)
+DEFAULT_POLICY = Fixed(length=7, min_margin=0.3)

@@ -18,6 +18,7 @@ class DraftRequest:
     num_prompt  how many of them are the prompt (penalties tell prompt and output apart)
     num_draft   most tokens to propose, 0 or more
     params      temperature, filters, seed (set, not None, unless greedy) and rule the draft is drawn with
+    end_tokens  a draft ends with the first of these: nothing after it could be kept
     min_margin  end the draft before a token that beat the next best by less than this, in logits (after noise, under
                 rule ``coupled``): the verifier's own rounding would decide there; 0.0: never. Not for rule
                 ``rejection`` at a temperature above 0, where a drawn token may not be taken back
@@ -28,6 +29,7 @@ class DraftRequest:
     num_prompt: int
     num_draft: int
     params: SamplingParams
+    end_tokens: frozenset[int] = frozenset()
     min_margin: float = 0.0
 
 

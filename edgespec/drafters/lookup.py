@@ -55,7 +55,9 @@ class LookupDrafter:
             return Draft(start=len(tokens))
         index = self._indices[request.slot]
         index.sync(tokens)
-        return Draft(start=len(tokens), tokens=index.continuation(request.num_draft))
+        found = index.continuation(request.num_draft)
+        end = next((i + 1 for i, token in enumerate(found) if token in request.end_tokens), len(found))
+        return Draft(start=len(tokens), tokens=found[:end])
 
     def close(self) -> None:
         self._closed = True

@@ -158,10 +158,10 @@ class OnnxDrafter:
             token, margin = self._draw(work, row[self._columns])
         except BackendError as error:
             raise BackendError(f"the draft model {self._tokens_path.parent} gave no usable logits: {error}") from error
-        if margin < work.request.min_margin:
-            work.room = work.num_drafted
-        else:
+        if margin >= work.request.min_margin:
             work.known.append(token)
+        if margin < work.request.min_margin or token in work.request.end_tokens:
+            work.room = work.num_drafted
 
     def _draw(self, work: _Work, row: Row) -> tuple[int, float]:
         """The next token, and by how much it beat the next best (inf where nobody asks, or it must not matter)."""

@@ -53,7 +53,13 @@ def propose(sequence: Sequence, drafter: Drafter, policy: Policy, cancelled: Can
         return Draft(len(sequence.tokens)), 0.0
     began = time.perf_counter()
     request = DraftRequest(
-        sequence.slot, sequence.tokens, sequence.num_prompt, length, sequence.params, policy.min_margin
+        sequence.slot,
+        sequence.tokens,
+        sequence.num_prompt,
+        length,
+        sequence.params,
+        sequence.end_tokens,
+        policy.min_margin,
     )
     (draft,) = drafter.propose([request], cancelled)
     return draft, time.perf_counter() - began

@@ -10,6 +10,7 @@ import pytest
 from edgespec.core.sampling import distribution, lead, scores
 from edgespec.core.sequence import Draft, SamplingParams
 from edgespec.drafters.base import DraftRequest
+from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.onnx import OnnxDrafter
 
 PROMPT = [1, 70, 80, 90, 75]
@@ -19,8 +20,14 @@ COUPLED = SamplingParams(temperature=0.7, seed=3)
 REJECTION = SamplingParams(temperature=0.7, seed=3, rule="rejection")
 
 
-def propose(drafter: OnnxDrafter, params: SamplingParams, margin: float, num_draft: int = 12) -> Draft:
-    (draft,) = drafter.propose([DraftRequest(0, PROMPT, 2, num_draft, params, margin)])
+def propose(
+    drafter: OnnxDrafter,
+    params: SamplingParams,
+    margin: float,
+    num_draft: int = 12,
+    end_tokens: frozenset[int] = frozenset(),
+) -> Draft:
+    (draft,) = drafter.propose([DraftRequest(0, PROMPT, 2, num_draft, params, end_tokens, margin)])
     return draft
 
 
@@ -50,6 +57,20 @@ def test_a_drawn_token_is_never_taken_back_under_rule_rejection(drafter: OnnxDra
     assert again.tokens == whole.tokens
     assert again.distributions is not None
     assert len(again.distributions) == 12
+
+
+@pytest.mark.parametrize("params", [GREEDY, COUPLED, REJECTION])
+def test_nothing_is_drafted_after_an_end_token(drafter: OnnxDrafter, params: SamplingParams) -> None:
+    whole = propose(drafter, params, 0.0)
+    end = whole.tokens[4]
+    draft = propose(drafter, params, 0.0, end_tokens=frozenset({end}))
+    assert draft.tokens == whole.tokens[: whole.tokens.index(end) + 1]
+    assert draft.distributions is None or len(draft.distributions) == len(draft.tokens)
+
+
+def test_the_lookup_drafter_ends_there_too() -> None:
+    request = DraftRequest(0, [1, 2, 3, 4, 5, 1, 2], 7, 5, GREEDY, frozenset({4}))
+    assert LookupDrafter().propose([request]) == [Draft(7, (3, 4))]
 
 
 def test_lead_is_the_distance_to_the_next_best() -> None:
