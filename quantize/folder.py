@@ -34,14 +34,14 @@ def new_folder(out: Path, marker: str, *, force: bool) -> abc.Iterator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(out)
         _settled(lambda: _check_replaceable(out, marker, force))
-        draft = _temporary(out)
+        folder = _temporary(out)
     try:
         with _as_access_error(out):
-            yield draft
-            _sync(draft)
-            _settled(lambda: _publish(draft, out, marker, force))
+            yield folder
+            _sync(folder)
+            _settled(lambda: _publish(folder, out, marker, force))
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -94,14 +94,14 @@ def _settled(step: abc.Callable[[], None]) -> None:
     return step()
 
 
-def _publish(draft: Path, out: Path, marker: str, force: bool) -> None:
-    if not force and _content(out / marker) == _content(draft / marker):
+def _publish(made: Path, out: Path, marker: str, force: bool) -> None:
+    if not force and _content(out / marker) == _content(made / marker):
         return
     _check_replaceable(out, marker, force)
     if out.exists():
-        _replace(draft, out)
+        _replace(made, out)
     else:
-        draft.rename(out)
+        made.rename(out)
     _sync_entry(out.parent)
 
 
@@ -109,12 +109,12 @@ def _content(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def _replace(draft: Path, out: Path) -> None:
+def _replace(made: Path, out: Path) -> None:
     """A folder with content cannot be renamed over: move the old one aside, where a crash leaves it as leftovers."""
     aside = _temporary(out)
     try:
         out.rename(aside / "old")
-        draft.rename(out)
+        made.rename(out)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
