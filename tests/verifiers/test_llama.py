@@ -293,5 +293,5 @@ def test_after_a_divergence_the_rows_are_those_from_scratch(starter: LlamaVerifi
 def test_the_starter_fills_its_context_and_refuses_one_more(starter: LlamaVerifier) -> None:
     tokens = tokens_of(321, num_vocab=starter.num_vocab)
     assert np.isfinite(row_at(starter, tokens[:320], 2)).all()
-    with pytest.raises(ParameterError, match="number of tokens: got 321; allowed: 1 to 320"):
+    with pytest.raises(ParameterError, match="number of tokens: got 321; allowed: a whole number from 1 to 320"):
         row_at(starter, tokens)
