@@ -110,6 +110,8 @@ def _open_drafter(draft: str | Path, verifier: LlamaVerifier, tokenizer: Tokeniz
         return None
     if draft == "lookup":
         return LookupDrafter()
+    if not Path(draft).exists():
+        raise ModelNotFoundError(f"no draft model at {draft}; give a draft folder or an .onnx file, or: lookup, none")
     from edgespec.drafters.onnx import OnnxDrafter
 
     drafter = OnnxDrafter.open(draft, num_ctx=verifier.num_ctx, num_threads=num_threads, num_vocab=tokenizer.num_vocab)

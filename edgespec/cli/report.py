@@ -104,7 +104,7 @@ def check(divergences: abc.Sequence[Divergence]) -> None:
 
 def progress(stage: str, fraction: float) -> None:
     """One line that rewrites itself on a terminal; elsewhere only its beginning and its end."""
-    line = f"{stage} {fraction:4.0%}"
+    line = f"building the draft model, once: {stage} {fraction:4.0%}"
     if sys.stderr is not None and sys.stderr.isatty():
         click.echo(f"\r\x1b[K{line}", nl=fraction >= 1, err=True)
     elif fraction in (0, 1):
