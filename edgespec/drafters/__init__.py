@@ -1,4 +1,4 @@
-"""Whatever proposes tokens. Importing this package switches ONNX Runtime's telemetry off, unless the user has set it."""
+"""Whatever proposes tokens. Importing it switches ONNX Runtime's telemetry off, unless the user has set it."""
 
 from __future__ import annotations
 
