@@ -82,8 +82,9 @@ class WeightsFile:
         for rows in _slices(matrices):
             values, row_scales, row_zeros = self._quantizer.qbits_block_quant(np.ascontiguousarray(rows.T))
             self._stream.write(values.data)
-            scales.append(row_scales)
-            zeros.append(row_zeros)
+            scales.append(row_scales.reshape(len(rows), -1))  # flat in older versions
+            if not self._symmetric:
+                zeros.append(row_zeros.reshape(len(rows), -1))
         all_scales = self.array(np.concatenate(scales))
         all_zeros = None if self._symmetric else self.array(np.concatenate(zeros))
         shape = (all_scales.shape[0], *values.shape[1:])
