@@ -1,4 +1,4 @@
-"""A GGUF in, a draft folder out: the graph, its weights, its vocabulary and the manifest that describes them."""
+"""A model in, a draft folder out: the graph, its weights, its vocabulary and the manifest that describes them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from edgespec.errors import MissingDependencyError, ParameterError
 from quantize.folder import new_folder
 
 if TYPE_CHECKING:
-    from quantize.gguf_source import GgufSource
     from quantize.onnx_builder import Recipe
+    from quantize.source import Source
 
 MANIFEST, MODEL, TOKENS, HEAD = "draft.toml", "model.onnx", "tokens.json", "d2t.npy"
 FORMAT = 1
@@ -36,7 +36,7 @@ def build_draft(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Make a draft folder (README.md) of a llama-architecture GGUF and return ``out``.
+    """Make a draft folder (README.md) of a GGUF file or a checkpoint's folder and return ``out``.
 
     bits        4 or 8 per weight in blocks, 32 for none of it
     block_size  inputs that share a scale
@@ -49,16 +49,16 @@ def build_draft(
     ModelNotFoundError, ModelFormatError, FileAccessError, or MissingDependencyError when the extra is not installed.
     """
     _check_dependencies()
-    from quantize.gguf_source import open_gguf
     from quantize.onnx_builder import Recipe, check_recipe
+    from quantize.source import open_source
 
     report = progress or (lambda stage, fraction: None)
     report("reading", 0.0)
-    opened = open_gguf(source)
+    opened = open_source(source)
     kept = tuple(range(opened.dimensions.num_layers)) if layers is None else tuple(layers)
     recipe = Recipe(bits, block_size, kept, None if head is None else _ids(head))
     check_recipe(recipe, opened.dimensions)
-    with new_folder(out, MANIFEST, force=force) as folder:
+    with new_folder(out, MANIFEST, force=force, sources=(source,)) as folder:
         _write(folder, opened, recipe, report)
     report("done", 1.0)
     return out
@@ -78,7 +78,7 @@ def _ids(head: abc.Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.unique(ids.astype(np.int64))
 
 
-def _write(folder: Path, source: GgufSource, recipe: Recipe, report: Progress) -> None:
+def _write(folder: Path, source: Source, recipe: Recipe, report: Progress) -> None:
     import onnx
 
     from quantize.onnx_builder import build_model
@@ -96,18 +96,19 @@ def _write(folder: Path, source: GgufSource, recipe: Recipe, report: Progress) -
     (folder / MANIFEST).write_text(_toml(_manifest(source, recipe, tokens)), encoding="utf-8")
 
 
-def _manifest(source: GgufSource, recipe: Recipe, tokens: bytes) -> dict[str, int | str]:
+def _manifest(source: Source, recipe: Recipe, tokens: bytes) -> dict[str, int | str]:
     from quantize.onnx_builder import num_ctx
 
     d = source.dimensions
-    manifest: dict[str, int | str] = {"format": FORMAT, "kind": "draft", "model": MODEL, "architecture": "llama"}
-    manifest |= {"num_layers": len(recipe.layers), "num_kv_heads": d.num_kv_heads, "head_size": d.head_size}
+    manifest: dict[str, int | str] = {"format": FORMAT, "kind": "draft", "model": MODEL}
+    manifest |= {"architecture": source.architecture.name, "num_layers": len(recipe.layers)}
+    manifest |= {"num_kv_heads": d.num_kv_heads, "head_size": d.head_size}
     manifest |= {"num_ctx": num_ctx(d), "num_vocab": d.num_vocab, "num_head_vocab": d.num_vocab}
     if recipe.head is not None:
         manifest |= {"num_head_vocab": len(recipe.head), "d2t": HEAD}
     manifest |= {"tokens": TOKENS, "tokens_sha256": hashlib.sha256(tokens).hexdigest()}
     manifest |= {"bits": recipe.bits, "block_size": recipe.block_size}
-    manifest |= {"source": source.path.name, "source_sha256": _file_sha256(source.path)}
+    manifest |= {"source": source.path.absolute().name, "source_sha256": source.sha256()}
     return manifest | {"edgespec_version": _edgespec_version(), "onnxruntime_version": _onnxruntime_version()}
 
 
@@ -122,14 +123,6 @@ def _onnxruntime_version() -> str:
     import onnxruntime
 
     return str(onnxruntime.__version__)
-
-
-def _file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _toml(values: dict[str, int | str]) -> str:

@@ -1,14 +1,13 @@
-"""Reads a llama-architecture GGUF: its dimensions, its vocabulary, and its weights as float32, a few rows at a time.
+"""A GGUF as a Source: its dimensions, its vocabulary, and its weights as float32, a few rows at a time.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Nothing here is written to.
+Metadata keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, read as llama.cpp reads them.
 """
 
 from __future__ import annotations
 
 import collections.abc as abc
 import math
-import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,170 +15,171 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import FileAccessError, ModelFormatError, ModelNotFoundError
+from edgespec.errors import FileAccessError, ModelFormatError
+from quantize.architecture import ARCHITECTURES, GEMMA3, LLAMA, Architecture
+from quantize.gguf_header import Header, TensorPlace, read_header
+from quantize.rope import Rope, divided_rope, linear_rope, plain_rope, yarn_rope
+from quantize.source import Dimensions, Floats, file_sha256, tensors
 
-SUPPORTED_ARCHITECTURES = ("llama",)
-SUPPORTED_ROPE_SCALING = ("none", "linear")
+SUPPORTED_ROPE_SCALING = ("none", "linear", "yarn")
 
-Floats = NDArray[np.float32]
+# Llama 3's divisors, one for each rotated pair; llama.cpp reads them for one architecture.
+_ROPE_DIVISORS = "rope_freqs.weight"
+
+# llama.cpp knows Gemma 3 27B, whose attention scale differs, by its number of layers.
+_NUM_LAYERS_27B = 62
+
 T = TypeVar("T")
 
-# What the reader raises when it walks bytes that are not what they should be.
-_PARSE_ERRORS = (ValueError, IndexError, KeyError, TypeError, OverflowError, AssertionError, MemoryError, struct.error)
-
 
 @dataclass(frozen=True, slots=True)
-class Dimensions:
-    """The sizes of a llama-architecture decoder; ``rope_scale`` divides positions (linear scaling)."""
+class GgufMatrix:
+    """A Matrix; ``rows`` are those it has of the file's, None for all."""
 
-    num_layers: int
-    width: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    num_hidden: int
-    num_vocab: int
-    num_ctx: int
-    norm_epsilon: float
-    rope_base: float
-    rope_scale: float
+    path: Path
+    place: TensorPlace
+    rows: NDArray[np.int64] | None = None
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The tensors of the graph, (out, in); ``output.weight`` and ``rope_freqs.weight`` may be missing."""
-        queries, keys = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
-        shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (self.num_vocab, self.width)}
-        for layer in (f"blk.{i}" for i in range(self.num_layers)):
-            shapes |= {f"{layer}.attn_q.weight": (queries, self.width), f"{layer}.attn_k.weight": (keys, self.width)}
-            shapes |= {
-                f"{layer}.attn_v.weight": (keys, self.width),
-                f"{layer}.attn_output.weight": (self.width, queries),
-            }
-            shapes |= {f"{layer}.{part}.weight": (self.num_hidden, self.width) for part in ("ffn_gate", "ffn_up")}
-            shapes |= {f"{layer}.ffn_down.weight": (self.width, self.num_hidden)}
-            shapes |= {f"{layer}.{part}.weight": (self.width,) for part in ("attn_norm", "ffn_norm")}
-        shapes |= {"output_norm.weight": (self.width,), "output.weight": (self.num_vocab, self.width)}
-        return shapes | {"rope_freqs.weight": (self.head_size // 2,)}
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """A weight matrix (out, in) that stays on disk, in its own quantization, until rows of it are asked for."""
-
-    shape: tuple[int, int]
-    raw: NDArray[Any]
-    kind: Any
+    @property
+    def shape(self) -> tuple[int, int]:
+        num_rows = self.place.num_rows if self.rows is None else len(self.rows)
+        return num_rows, self.place.shape[-1]
 
     def read(self, start: int, stop: int) -> Floats:
-        """Rows start to stop as a new float32 array (rows, in)."""
-        return _decode(self.raw[start:stop], self.kind)
+        """Mapped for this call only: pages of a file that stay mapped count as memory in use."""
+        chosen = slice(start, stop) if self.rows is None else self.rows[start:stop]
+        shape = (self.place.num_rows, self.place.row_bytes)
+        try:
+            mapped = np.memmap(self.path, np.uint8, "r", self.place.offset, shape)
+        except (OSError, ValueError) as error:  # it was whole when its header was read
+            raise FileAccessError(f"model {self.path} changed while it was read; try again") from error
+        return _decode(np.array(mapped[chosen]), self.place.kind)
 
-    def take(self, rows: NDArray[np.int64]) -> Matrix:
-        """The given rows, in that order."""
-        return Matrix((len(rows), self.shape[1]), self.raw[rows], self.kind)
+    def take(self, rows: NDArray[np.int64]) -> GgufMatrix:
+        return replace(self, rows=rows if self.rows is None else self.rows[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class GgufSource:
-    """One opened file. Query and key rows are kept in the file's order, which pairs neighbours for rotation."""
+    """One opened file; see quantize.source.Source."""
 
     path: Path
+    architecture: Architecture
     dimensions: Dimensions
     tokens: tuple[str, ...]
-    tensors: dict[str, Any]
-
-    def matrix(self, name: str) -> Matrix:
-        tensor = self.tensors[name]
-        rows, columns = _shape(tensor)
-        return Matrix((rows, columns), tensor.data, tensor.tensor_type)
-
-    def vector(self, name: str) -> Floats:
-        tensor = self.tensors[name]
-        return _decode(tensor.data, tensor.tensor_type)
+    places: dict[str, TensorPlace]
 
     @property
     def tied(self) -> bool:
-        """Whether the output head is the embedding table."""
-        return "output.weight" not in self.tensors
+        return "output.weight" not in self.places
 
-    def rope_frequencies(self) -> NDArray[np.float64]:
-        """Radians per position for each rotated pair, (head_size / 2,), scaled as the file asks."""
-        size, base = self.dimensions.head_size, self.dimensions.rope_base
-        frequencies = base ** (-np.arange(0, size, 2, dtype=np.float64) / size) / self.dimensions.rope_scale
-        if "rope_freqs.weight" in self.tensors:  # Llama 3: one divisor per frequency
-            frequencies = frequencies / self.vector("rope_freqs.weight")
-        return frequencies
+    @property
+    def pairs_neighbours(self) -> bool:
+        return self.architecture.pairs_neighbours
+
+    def matrix(self, name: str) -> GgufMatrix:
+        return GgufMatrix(self.path, self.places[name])
+
+    def vector(self, name: str) -> Floats:
+        return _vector(self.path, self.places[name])
+
+    def sha256(self) -> str:
+        return file_sha256(self.path)
 
 
 def open_gguf(path: Path) -> GgufSource:
-    """Map the file and check that everything the graph needs is there, with the right shape.
+    """Read the header and check that everything the graph needs is there, with the right shape, and nothing else.
 
     Raises ModelNotFoundError, FileAccessError (no permission), or ModelFormatError (truncated, corrupt, unsupported).
     """
-    reader = _read(path)
-    metadata = _Metadata(path, reader.fields)
-    dimensions = metadata.dimensions()
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    _check_tensors(path, tensors, dimensions.shapes())
-    return GgufSource(path, dimensions, metadata.tokens(), tensors)
+    header = read_header(path)
+    metadata = _Metadata(path, _architecture(path, header), header.fields)
+    divisors = None
+    if _ROPE_DIVISORS in header.tensors and metadata.architecture is LLAMA:
+        divisors = metadata.divisors(header.tensors.pop(_ROPE_DIVISORS))
+    dimensions = metadata.dimensions(divisors)
+    _check_tensors(path, header.tensors, metadata.architecture, dimensions)
+    return GgufSource(path, metadata.architecture, dimensions, metadata.tokens(), header.tensors)
 
 
-def _read(path: Path) -> Any:
-    try:
-        if not path.is_file():
-            raise ModelNotFoundError(f"model {path} is not there; give the path of a GGUF file")
-        return gguf.GGUFReader(path)
-    except OSError as error:
-        raise FileAccessError(f"model {path} cannot be read: {error.strerror}; check its permissions") from error
-    except _PARSE_ERRORS as error:
-        raise ModelFormatError(f"model {path} is not a whole GGUF file ({error}); download it again") from error
+def _architecture(path: Path, header: Header) -> Architecture:
+    name = _Metadata(path, LLAMA, header.fields).value("general.architecture", str)
+    if name not in ARCHITECTURES:
+        raise _refusal(path, "architecture", name, tuple(ARCHITECTURES))
+    return ARCHITECTURES[name]
+
+
+def _refusal(path: Path, what: str, got: object, allowed: abc.Iterable[object]) -> ModelFormatError:
+    names = ", ".join(map(str, allowed))
+    return ModelFormatError(f"model {path} has {what} {got}; supported: {names}; use another GGUF")
 
 
 @dataclass(frozen=True, slots=True)
 class _Metadata:
+    """Checked access to a header's fields; ``get`` and what is built on it prefix keys with the architecture."""
+
     path: Path
+    architecture: Architecture
     fields: abc.Mapping[str, Any]
 
-    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        field = self.fields.get(key)
-        if field is None and default is not None:
-            return default
-        value = None if field is None else _scalar(field)
+    def value(self, key: str, kind: type[T], default: T | None = None) -> T:
+        value = self.fields.get(key, default)
+        if isinstance(value, bytes):
+            value = value.decode("utf-8", errors="replace")
         if isinstance(value, int) and kind is float:
             value = float(value)
         if not isinstance(value, kind):
-            raise ModelFormatError(f"model {self.path}: {key} is {value!r}; expected {kind.__name__}, use another GGUF")
+            got = f"a list of {len(value)}" if isinstance(value, (list, np.ndarray)) else repr(value)
+            raise ModelFormatError(f"model {self.path}: {key} is {got}; expected {kind.__name__}, use another GGUF")
         return value
+
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        return self.value(f"{self.architecture.name}.{key}", kind, default)
 
     def size(self, key: str, default: int | None = None) -> int:
-        value = self.get(f"llama.{key}", int, default)
-        if value < 1:
-            raise ModelFormatError(f"model {self.path}: llama.{key} is {value}; expected 1 or more, use another GGUF")
+        if (value := self.get(key, int, default)) < 1:
+            raise self.wrong(key, value, "1 or more")
         return value
 
-    def dimensions(self) -> Dimensions:
+    def positive(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, float, default)
+        if not (0.0 < value < math.inf):
+            raise self.wrong(key, value, "above 0")
+        return value
+
+    def wrong(self, key: str, value: object, expected: str) -> ModelFormatError:
+        key = f"{self.architecture.name}.{key}"
+        return ModelFormatError(f"model {self.path}: {key} is {value}; expected {expected}, use another GGUF")
+
+    # -------------------------------------------------------------------------------------------------- dimensions
+
+    def dimensions(self, divisors: Floats | None) -> Dimensions:
         self.check_supported()
-        num_heads = self.size("attention.head_count")
+        num_heads, num_layers = self.size("attention.head_count"), self.size("block_count")
+        window_layers = self.window_layers(num_layers)
         return Dimensions(
-            num_layers=self.size("block_count"),
+            num_layers=num_layers,
             width=self.size("embedding_length"),
             num_heads=num_heads,
             num_kv_heads=self.size("attention.head_count_kv", num_heads),
             head_size=self.head_size(),
             num_hidden=self.size("feed_forward_length"),
-            num_vocab=len(self.array("tokenizer.ggml.tokens")),
+            num_vocab=len(self.raw_tokens()),
             num_ctx=self.size("context_length"),
             norm_epsilon=self.positive("attention.layer_norm_rms_epsilon"),
-            rope_base=self.positive("rope.freq_base", 10000.0),
-            rope_scale=self.rope_scale(),
+            attention_scale=self.attention_scale(),
+            rope=self.rope(divisors),
+            window=self.get("attention.sliding_window", int) if window_layers else 0,
+            window_rope=self.window_rope() if window_layers else None,
+            window_layers=window_layers,
         )
 
     def check_supported(self) -> None:
-        architecture = self.get("general.architecture", str)
-        if architecture not in SUPPORTED_ARCHITECTURES:
-            self.refuse("architecture", architecture, SUPPORTED_ARCHITECTURES)
-        scaling = self.get("llama.rope.scaling.type", str, "linear")
+        scaling = self.get("rope.scaling.type", str, "linear")
         if scaling not in SUPPORTED_ROPE_SCALING:
-            self.refuse("rope scaling", scaling, SUPPORTED_ROPE_SCALING)
+            raise _refusal(self.path, "rope scaling", scaling, SUPPORTED_ROPE_SCALING)
+        if (cap := self.get("final_logit_softcapping", float, 0.0)) != 0.0:
+            raise self.wrong("final_logit_softcapping", cap, "none")
         self.check_heads()
 
     def head_size(self) -> int:
@@ -190,58 +190,94 @@ class _Metadata:
         head_size, num_heads = self.head_size(), self.size("attention.head_count")
         num_kv_heads = self.size("attention.head_count_kv", num_heads)
         if head_size % 16:
-            self.refuse("head size", head_size, ("multiples of 16",))
+            raise _refusal(self.path, "head size", head_size, ("multiples of 16",))
         if num_heads % num_kv_heads:
-            self.refuse("number of key heads", num_kv_heads, (f"divisors of its {num_heads} heads",))
-        for key in ("attention.value_length", "rope.dimension_count"):
+            raise _refusal(self.path, "number of key heads", num_kv_heads, (f"divisors of its {num_heads} heads",))
+        windowed = ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa")
+        for key in ("attention.value_length", "rope.dimension_count", *windowed):
             if (value := self.size(key, head_size)) != head_size:
-                self.refuse(f"llama.{key}", value, (head_size,))
+                raise _refusal(self.path, f"{self.architecture.name}.{key}", value, (head_size,))
 
-    def refuse(self, what: str, got: object, allowed: abc.Sequence[object]) -> None:
-        names = ", ".join(map(str, allowed))
-        raise ModelFormatError(f"model {self.path} has {what} {got}; supported: {names}; use another GGUF")
+    def attention_scale(self) -> float:
+        if self.architecture is GEMMA3 and self.size("block_count") == _NUM_LAYERS_27B:
+            return float((self.size("embedding_length") // self.size("attention.head_count")) ** -0.5)
+        return float(self.head_size() ** -0.5)
 
-    def positive(self, key: str, default: float | None = None) -> float:
-        value = self.get(f"llama.{key}", float, default)
-        if not (0.0 < value < math.inf):
-            raise ModelFormatError(f"model {self.path}: llama.{key} is {value}; expected above 0, use another GGUF")
-        return value
+    def window_layers(self, num_layers: int) -> frozenset[int]:
+        """The file may say which, by a list or a period; the architecture says it otherwise."""
+        period, key = self.architecture.window_pattern, "attention.sliding_window_pattern"
+        if not period or self.get("attention.sliding_window", int, 0) <= 0:
+            return frozenset()
+        stated = self.fields.get(f"{self.architecture.name}.{key}")
+        if isinstance(stated, np.ndarray):
+            if len(stated) != num_layers:
+                raise self.wrong(key, f"a list of {len(stated)}", f"one value for each of {num_layers} layers")
+            return frozenset(np.flatnonzero(stated).tolist())
+        if (period := self.get(key, int, period)) < 0:
+            raise self.wrong(key, period, "0 or more")
+        return frozenset(i for i in range(num_layers) if period == 0 or i % period != period - 1)
 
-    def rope_scale(self) -> float:
-        """How llama.cpp reads it: ``none`` ignores the factor, 0 means 1, and an older key is the fallback."""
-        if self.get("llama.rope.scaling.type", str, "linear") == "none":
+    # -------------------------------------------------------------------------------------------------------- rope
+
+    def rope(self, divisors: Floats | None) -> Rope:
+        """llama.cpp multiplies vectors by rope.scaling.attn_factor under any scaling, and uses YaRN's own betas."""
+        size, base, factor = self.head_size(), self.positive("rope.freq_base", 10000.0), self.rope_factor()
+        scaling = self.get("rope.scaling.type", str, "linear")
+        if scaling == "yarn":
+            original = self.size("rope.scaling.original_context_length", self.size("context_length"))
+            rope = yarn_rope(size, base, factor, original)
+        else:  # "none" ignores the factor
+            rope = plain_rope(size, base) if scaling == "none" else linear_rope(size, base, factor)
+        if divisors is not None:
+            rope = divided_rope(rope, divisors)
+        return Rope(rope.frequencies, rope.magnitude * self.attn_factor())
+
+    def window_rope(self) -> Rope:
+        """Its base is another, and it is never scaled."""
+        rope = plain_rope(self.head_size(), self.positive("rope.freq_base_swa", 10000.0))
+        return Rope(rope.frequencies, self.attn_factor())
+
+    def rope_factor(self) -> float:
+        """0 means 1, and an older key is the fallback."""
+        older = self.get("rope.scale_linear", float, 0.0)
+        if self.get("rope.scaling.factor", float, older) == 0.0:
             return 1.0
-        older = self.get("llama.rope.scale_linear", float, 1.0)
-        return self.get("llama.rope.scaling.factor", float, older) or 1.0
+        return self.positive("rope.scaling.factor", older)
 
-    def array(self, key: str) -> list[int]:
-        """Where the parts of an array field are."""
-        field = self.fields.get(key)
-        if field is None or not field.data:
-            raise ModelFormatError(f"model {self.path} has no {key}; expected a vocabulary, use another GGUF")
-        return list(field.data)
+    def attn_factor(self) -> float:
+        return self.positive("rope.scaling.attn_factor", 1.0)
+
+    def divisors(self, place: TensorPlace) -> Floats:
+        expected = (self.head_size() // 2,)
+        if place.shape != expected:
+            raise _misshapen(self.path, _ROPE_DIVISORS, place.shape, expected)
+        values = _vector(self.path, place)
+        if not (values > 0.0).all():
+            raise ModelFormatError(f"model {self.path}: {_ROPE_DIVISORS} has values of 0 or less; use another GGUF")
+        return values
+
+    # -------------------------------------------------------------------------------------------------- vocabulary
+
+    def raw_tokens(self) -> list[bytes]:
+        texts = self.fields.get("tokenizer.ggml.tokens")
+        if not isinstance(texts, list) or not texts or not isinstance(texts[0], bytes):
+            raise ModelFormatError(
+                f"model {self.path} has no tokenizer.ggml.tokens; expected a vocabulary, use another GGUF"
+            )
+        return texts
 
     def tokens(self) -> tuple[str, ...]:
         """The vocabulary as the file spells it; bytes that are no UTF-8 become lone surrogates."""
-        parts = self.fields["tokenizer.ggml.tokens"].parts
-        texts = (bytes(parts[i]) for i in self.array("tokenizer.ggml.tokens"))
-        return tuple(text.decode("utf-8", errors="surrogateescape") for text in texts)
+        return tuple(text.decode("utf-8", errors="surrogateescape") for text in self.raw_tokens())
 
 
-def _scalar(field: Any) -> int | float | str | None:
-    """The value of a field that holds one; None for an array."""
-    kind, part = field.types[0], field.parts[field.data[0]]
-    if kind == gguf.GGUFValueType.ARRAY:
-        return None
-    if kind == gguf.GGUFValueType.STRING:
-        return bytes(part).decode("utf-8", errors="replace")
-    value: int | float = part[0].item()
-    return value
+def _vector(path: Path, place: TensorPlace) -> Floats:
+    return GgufMatrix(path, place).read(0, 1).reshape(place.shape)
 
 
-def _decode(raw: NDArray[Any], kind: Any) -> Floats:
+def _decode(raw: NDArray[np.uint8], kind: gguf.GGMLQuantizationType) -> Floats:
     try:
-        values = np.array(gguf.dequantize(np.ascontiguousarray(raw), kind), dtype=np.float32)
+        values = np.asarray(gguf.dequantize(raw, kind), dtype=np.float32)
     except NotImplementedError as error:
         raise ModelFormatError(f"weights of type {kind.name} cannot be read; use a GGUF of another type") from error
     if not np.isfinite(values).all():
@@ -249,18 +285,20 @@ def _decode(raw: NDArray[Any], kind: Any) -> Floats:
     return values
 
 
-def _shape(tensor: Any) -> tuple[int, ...]:
-    return tuple(int(size) for size in reversed(tensor.shape))
+def _misshapen(path: Path, name: str, got: tuple[int, ...], expected: tuple[int, ...]) -> ModelFormatError:
+    return ModelFormatError(f"model {path}: tensor {name} is {got}; expected {expected}, use another GGUF")
 
 
-def _check_tensors(path: Path, tensors: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
-    for name, shape in shapes.items():
-        if name not in tensors:
-            if name in ("output.weight", "rope_freqs.weight"):
+def _check_tensors(
+    path: Path, places: abc.Mapping[str, TensorPlace], architecture: Architecture, dimensions: Dimensions
+) -> None:
+    known = tensors(architecture, dimensions.num_layers)
+    for name, (_, tensor) in known.items():
+        if name not in places:
+            if tensor.optional:
                 continue
             raise ModelFormatError(f"model {path} has no tensor {name}; the file is incomplete, download it again")
-        if _shape(tensors[name]) != shape:
-            got = _shape(tensors[name])
-            raise ModelFormatError(f"model {path}: tensor {name} is {got}; expected {shape}, use another GGUF")
-    if unknown := sorted(tensors.keys() - shapes.keys()):  # a bias or an expert: leaving it out would be another model
+        if (got := places[name].shape) != (expected := dimensions.shape(tensor)):
+            raise _misshapen(path, name, got, expected)
+    if unknown := sorted(places.keys() - known.keys()):  # a bias or an expert: leaving it out would be another model
         raise ModelFormatError(f"model {path} has a tensor {unknown[0]}, which is not supported; use another GGUF")

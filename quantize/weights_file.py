@@ -4,21 +4,21 @@ never holds more than one slice of the source in float32."""
 from __future__ import annotations
 
 import collections.abc as abc
+import logging
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
 
-from quantize.gguf_source import Matrix
+from quantize.source import Floats, Matrix
 
 FILE_NAME = "model.onnx.data"
 
 # ONNX Runtime maps external data into memory, which wants page-aligned starts.
 _ALIGNMENT_BYTES = 4096
-_SLICE_ELEMENTS = 1 << 22
+_SLICE_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Place:
 class BlockMatrix:
     """A block-quantized matrix, weight = (value - zero) * scale.
 
-    values (out, in / block, block * bits / 8) and zeros (out, in / block) uint8, scales (out, in / block) float32.
-    Without zeros, the zero is the middle of the values' range.
+    values (out, blocks, block * bits / 8) and zeros (out, blocks) uint8, scales (out, blocks) float32. The last block
+    of a row is filled up with zeros. Without zeros, the zero is the middle of the values' range.
     """
 
     shape: tuple[int, int]
@@ -63,32 +63,43 @@ class WeightsFile:
     """Appends arrays. Not thread-safe; the caller owns the stream and closes it."""
 
     def __init__(self, stream: BinaryIO, bits: int, block_size: int) -> None:
-        self._stream = stream
+        self._stream, self._block_size = stream, block_size
         # With a zero of its own, an 8-bit block holds the 16 or 32 levels of GGUF's 4- and 5-bit types with a minimum
         # nearly as they are. At 4 bits a zero was measured to gain nothing.
         self._symmetric = bits != 8
-        self._quantizer = DefaultWeightOnlyQuantizer(
-            DefaultWeightOnlyQuantConfig(block_size=block_size, is_symmetric=self._symmetric, bits=bits)
-        )
+        self._quantizer = _quantizer(bits, block_size, self._symmetric)
 
     def array(self, values: NDArray[Any]) -> Place:
-        offset = self._align()
-        self._stream.write(np.ascontiguousarray(values).data)
-        return Place(values.dtype, values.shape, offset)
+        return self.rows([values])
+
+    def rows(self, parts: abc.Iterable[NDArray[Any]]) -> Place:
+        """One array, given as parts along its first axis: one at least."""
+        offset, num_rows = self._align(), 0
+        for part in parts:
+            self._stream.write(np.ascontiguousarray(part).data)
+            num_rows += len(part)
+        return Place(part.dtype, (num_rows, *part.shape[1:]), offset)
 
     def blocks(self, *matrices: Matrix) -> BlockMatrix:
         """Quantize matrices that read the same input, stacked along their outputs."""
         offset, scales, zeros = self._align(), [], []
-        for rows in _slices(matrices):
-            values, row_scales, row_zeros = self._quantizer.qbits_block_quant(np.ascontiguousarray(rows.T))
+        for rows in slices(*matrices):
+            values, row_scales, row_zeros = self._quantizer.qbits_block_quant(self._inputs_first(rows))
             self._stream.write(values.data)
             scales.append(row_scales.reshape(len(rows), -1))  # flat in older versions
             if not self._symmetric:
                 zeros.append(row_zeros.reshape(len(rows), -1))
-        all_scales = self.array(np.concatenate(scales))
-        all_zeros = None if self._symmetric else self.array(np.concatenate(zeros))
+        all_scales = self.rows(scales)
+        all_zeros = None if self._symmetric else self.rows(zeros)
         shape = (all_scales.shape[0], *values.shape[1:])
         return BlockMatrix((shape[0], matrices[0].shape[1]), Place(values.dtype, shape, offset), all_scales, all_zeros)
+
+    def _inputs_first(self, rows: Floats) -> Floats:
+        """Transposed, with zeros up to whole blocks: the quantizer's own filling means other weights."""
+        num_columns = -(-rows.shape[1] // self._block_size) * self._block_size
+        filled = np.zeros((num_columns, len(rows)), dtype=np.float32)
+        filled[: rows.shape[1]] = rows.T
+        return filled
 
     def _align(self) -> int:
         padding = -self._stream.tell() % _ALIGNMENT_BYTES
@@ -96,8 +107,21 @@ class WeightsFile:
         return self._stream.tell()
 
 
-def _slices(matrices: abc.Iterable[Matrix]) -> abc.Iterator[NDArray[np.float32]]:
+def slices(*matrices: Matrix) -> abc.Iterator[Floats]:
+    """Their rows in order, a few at a time."""
     for matrix in matrices:
         step = max(1, _SLICE_ELEMENTS // matrix.shape[1])
         for start in range(0, matrix.shape[0], step):
             yield matrix.read(start, min(start + step, matrix.shape[0]))
+
+
+def _quantizer(bits: int, block_size: int, symmetric: bool) -> Any:
+    """ONNX Runtime's. Its import sets up logging for the whole program, which is not ours to do: undone here."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    from onnxruntime.quantization import matmul_nbits_quantizer as nbits
+
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    config = nbits.DefaultWeightOnlyQuantConfig(block_size=block_size, is_symmetric=symmetric, bits=bits)
+    return nbits.DefaultWeightOnlyQuantizer(config)

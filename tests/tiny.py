@@ -1,21 +1,17 @@
-"""Tiny real models, made in milliseconds: a llama-architecture GGUF and a decoder ONNX with the same weights.
+"""Tiny real models, made in milliseconds: a GGUF of any supported architecture, and a decoder ONNX with a llama's weights.
 
-Both speak one vocabulary: three special tokens, the 256 bytes of a byte-level BPE, a few merges, and padding tokens up
+All speak one vocabulary: three special tokens, the 256 bytes of a byte-level BPE, a few merges, and padding tokens up
 to ``num_vocab``. The weights depend on the config only.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
 Floats = NDArray[np.float32]
 
@@ -33,6 +29,7 @@ CHAT_TEMPLATE = (
 class TinyConfig:
     """``noise`` > 0 disturbs the weights by that fraction: a draft model that agrees with the undisturbed in part."""
 
+    architecture: str = "llama"  # or qwen2, qwen3, gemma3
     num_vocab: int = 320
     width: int = 64
     num_layers: int = 2
@@ -44,13 +41,19 @@ class TinyConfig:
     noise: float = 0.0
     tied: bool = False  # whether the output head is the embedding table
     q8_0: bool = False  # store the matrices as Q8_0 instead of f32
+    key_length: int = 0  # the head size, where it is not width / num_heads
+    window: int = 0  # gemma3: tokens a sliding-window layer sees
     rope_base: float = 10000.0
+    rope_base_swa: float = 10000.0  # of sliding-window layers
     rope_linear: float = 1.0  # linear rope scaling: positions are divided by it
+    rope_yarn: float = 1.0  # YaRN's factor
+    rope_original_ctx: int = 0  # the context YaRN stretches; 0: num_ctx
+    rope_attn_factor: float = 1.0  # what rotated vectors are multiplied by, beside what the scaling does
     rope_freqs: tuple[float, ...] = ()  # rope_freqs.weight: frequencies are divided by these, head_size / 2 of them
 
     @property
     def head_size(self) -> int:
-        return self.width // self.num_heads
+        return self.key_length or self.width // self.num_heads
 
 
 def token_strings(num_vocab: int = 320) -> list[str]:
@@ -66,18 +69,34 @@ def _byte_characters() -> list[str]:
 
 
 def weights(config: TinyConfig) -> dict[str, Floats]:
-    """GGUF tensor names to float32 arrays (out, in), q and k in rotate-half order, rounded as the GGUF stores them."""
-    c, kv_width = config, config.num_kv_heads * config.head_size
-    shapes = {"token_embd": (c.num_vocab, c.width)}
+    """GGUF tensor names, without ".weight", to float32 arrays (out, in), q and k in rotate-half order, rounded as the
+    GGUF stores them. Gemma's norm weights are a GGUF's: a checkpoint's are 1 less.
+    """
+    c, queries, keys = config, config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (c.num_vocab, c.width)}
     for i in range(c.num_layers):
-        shapes |= {f"blk.{i}.attn_q": (c.width, c.width), f"blk.{i}.attn_output": (c.width, c.width)}
-        shapes |= {f"blk.{i}.attn_k": (kv_width, c.width), f"blk.{i}.attn_v": (kv_width, c.width)}
+        shapes |= {f"blk.{i}.attn_q": (queries, c.width), f"blk.{i}.attn_output": (c.width, queries)}
+        shapes |= {f"blk.{i}.attn_k": (keys, c.width), f"blk.{i}.attn_v": (keys, c.width)}
         shapes |= {f"blk.{i}.ffn_gate": (c.num_hidden, c.width), f"blk.{i}.ffn_up": (c.num_hidden, c.width)}
         shapes |= {f"blk.{i}.ffn_down": (c.width, c.num_hidden)}
         shapes |= {f"blk.{i}.attn_norm": (c.width,), f"blk.{i}.ffn_norm": (c.width,)}
+        shapes |= {f"blk.{i}.{name}": shape for name, shape in _own_tensors(c).items()}
     shapes |= {"output_norm": (c.width,)} if c.tied else {"output_norm": (c.width,), "output": (c.num_vocab, c.width)}
     random, noise = np.random.default_rng(c.seed), np.random.default_rng(c.seed + 1000)
     return {name: _weight(shape, c, random, noise) for name, shape in shapes.items()}
+
+
+def _own_tensors(config: TinyConfig) -> dict[str, tuple[int, ...]]:
+    """What a layer has beyond a llama's."""
+    c, keys = config, config.num_kv_heads * config.head_size
+    if c.architecture == "qwen2":
+        return {"attn_q.bias": (c.num_heads * c.head_size,), "attn_k.bias": (keys,), "attn_v.bias": (keys,)}
+    own: dict[str, tuple[int, ...]] = {}
+    if c.architecture in ("qwen3", "gemma3"):
+        own |= {"attn_q_norm": (c.head_size,), "attn_k_norm": (c.head_size,)}
+    if c.architecture == "gemma3":
+        own |= {"post_attention_norm": (c.width,), "post_ffw_norm": (c.width,)}
+    return own
 
 
 def _weight(
@@ -100,7 +119,7 @@ def _q8_0_round_trip(values: Floats) -> Floats:
 
 def write_gguf(path: Path, config: TinyConfig = TinyConfig()) -> Path:
     """A GGUF that llama.cpp loads, tokenizes with and decodes."""
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, config.architecture)
     _add_metadata(writer, config)
     _add_tokenizer(writer, config)
     for name, values in weights(config).items():
@@ -126,9 +145,26 @@ def _add_metadata(writer: gguf.GGUFWriter, config: TinyConfig) -> None:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(config.head_size)
     writer.add_rope_freq_base(config.rope_base)
+    if config.key_length:
+        writer.add_key_length(config.key_length)
+        writer.add_value_length(config.key_length)
+    if config.window:
+        writer.add_sliding_window(config.window)
+        writer.add_float32(f"{config.architecture}.rope.freq_base_swa", config.rope_base_swa)
+    _add_rope_scaling(writer, config)
+
+
+def _add_rope_scaling(writer: gguf.GGUFWriter, config: TinyConfig) -> None:
     if config.rope_linear != 1.0:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(config.rope_linear)
+    if config.rope_yarn != 1.0:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(config.rope_yarn)
+    if config.rope_original_ctx:
+        writer.add_rope_scaling_orig_ctx_len(config.rope_original_ctx)
+    if config.rope_attn_factor != 1.0:
+        writer.add_rope_scaling_attn_factors(config.rope_attn_factor)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, config: TinyConfig) -> None:
@@ -147,148 +183,21 @@ def _add_tokenizer(writer: gguf.GGUFWriter, config: TinyConfig) -> None:
 
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, values: Floats, config: TinyConfig) -> None:
-    if name.endswith(("attn_q", "attn_k")):  # this architecture pairs neighbouring dimensions for rotation
+    if config.architecture == "llama" and name.endswith(("attn_q", "attn_k")):  # it pairs neighbours for rotation
         values = values.reshape(-1, 2, config.head_size // 2, config.width).swapaxes(1, 2).reshape(values.shape)
+    full_name = name if name.endswith(".bias") else f"{name}.weight"
     if config.q8_0 and values.ndim == 2:
         q8_0 = gguf.GGMLQuantizationType.Q8_0
-        writer.add_tensor(f"{name}.weight", gguf.quantize(values, q8_0), raw_dtype=q8_0)
+        writer.add_tensor(full_name, gguf.quantize(values, q8_0), raw_dtype=q8_0)
     else:
-        writer.add_tensor(f"{name}.weight", values)
+        writer.add_tensor(full_name, values)
 
 
 # ---------------------------------------------------------------------------------------------------------------- ONNX
 
 
 def write_usual_onnx(folder: Path, config: TinyConfig = TinyConfig()) -> Path:
-    """``model.onnx`` as exporters write it, ``config.json`` and ``tokenizer.json`` beside it; returns the model's path.
+    """See tests.tiny_onnx."""
+    from tests.tiny_onnx import write_usual_onnx as write
 
-    input_ids (batch, length), attention_mask (batch, past + length), position_ids (batch, length), all int64, and
-    past_key_values.N.key/value (batch, num_kv_heads, past, head_size) float32 give logits (batch, length, num_vocab)
-    and present.N.key/value (batch, num_kv_heads, past + length, head_size). Plain operators only.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(_UsualGraph(config).model(), folder / "model.onnx")
-    (folder / "config.json").write_text(json.dumps(_hf_config(config), indent=2), encoding="utf-8")
-    (folder / "tokenizer.json").write_text(json.dumps(_hf_tokenizer(), ensure_ascii=False), encoding="utf-8")
-    return folder / "model.onnx"
-
-
-def _hf_config(config: TinyConfig) -> dict[str, Any]:
-    heads = {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads}
-    sizes = {"hidden_size": config.width, "num_hidden_layers": config.num_layers, "vocab_size": config.num_vocab}
-    return {"model_type": "llama", "max_position_embeddings": config.num_ctx, **heads, **sizes}
-
-
-def _hf_tokenizer() -> dict[str, Any]:
-    """Special tokens are listed apart and padding is absent, as in published tokenizers."""
-    tokens = token_strings(0)
-    vocab = {token: i for i, token in enumerate(tokens) if i >= len(SPECIAL_TOKENS)}
-    added = [{"id": i, "content": token, "special": True} for i, token in enumerate(SPECIAL_TOKENS)]
-    return {"version": "1.0", "added_tokens": added, "model": {"type": "BPE", "vocab": vocab, "merges": list(MERGES)}}
-
-
-class _UsualGraph:
-    """Collects nodes and initializers; every method returns the name of the value it makes."""
-
-    def __init__(self, config: TinyConfig) -> None:
-        self.config, self.weights = config, weights(config)
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: list[onnx.TensorProto] = []
-
-    def model(self) -> onnx.ModelProto:
-        c = self.config
-        caches = [f"{i}.{part}" for i in range(c.num_layers) for part in ("key", "value")]
-        inputs = [_info("input_ids", int, "batch", "length"), _info("attention_mask", int, "batch", "total")]
-        inputs += [_info("position_ids", int, "batch", "length")]
-        inputs += [
-            _info(f"past_key_values.{name}", float, "batch", c.num_kv_heads, "past", c.head_size) for name in caches
-        ]
-        outputs = [_info("logits", float, "batch", "length", c.num_vocab)]
-        outputs += [_info(f"present.{name}", float, "batch", c.num_kv_heads, "total", c.head_size) for name in caches]
-        self.decoder()
-        graph = helper.make_graph(self.nodes, "tiny", inputs, outputs, self.constants)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-    def op(self, kind: str, *inputs: str, out: str = "", **attributes: Any) -> str:
-        out = out or f"{kind}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, inputs, [out], **attributes))
-        return out
-
-    def constant(self, values: Any, dtype: type = np.float32) -> str:
-        name = f"constant_{len(self.constants)}"
-        self.constants.append(onnx.numpy_helper.from_array(np.asarray(values, dtype=dtype), name))
-        return name
-
-    def ints(self, *values: int) -> str:
-        return self.constant(values, np.int64)
-
-    def linear(self, x: str, name: str) -> str:
-        return self.op("MatMul", x, self.constant(self.weights[name].T))
-
-    def norm(self, x: str, name: str) -> str:
-        mean = self.op("ReduceMean", self.op("Mul", x, x), axes=[-1])
-        root = self.op("Sqrt", self.op("Add", mean, self.constant(1e-5)))
-        return self.op("Mul", self.op("Div", x, root), self.constant(self.weights[name]))
-
-    def decoder(self) -> None:
-        x = self.op("Gather", self.constant(self.weights["token_embd"]), "input_ids")
-        mask, (cos, sin) = self.mask(), self.rotation()
-        for i in range(self.config.num_layers):
-            x = self.op("Add", x, self.attention(self.norm(x, f"blk.{i}.attn_norm"), i, mask, cos, sin))
-            x = self.op("Add", x, self.feed_forward(self.norm(x, f"blk.{i}.ffn_norm"), i))
-        head = self.constant(self.weights["token_embd" if self.config.tied else "output"].T)
-        self.op("MatMul", self.norm(x, "output_norm"), head, out="logits")
-
-    def rotation(self) -> tuple[str, str]:
-        c = self.config
-        frequencies = c.rope_base ** (-np.arange(0, c.head_size, 2) / c.head_size) / c.rope_linear
-        frequencies = frequencies / (np.asarray(c.rope_freqs) if c.rope_freqs else 1.0)
-        positions = self.op("Cast", self.op("Unsqueeze", "position_ids", self.ints(1, 3)), to=TensorProto.FLOAT)
-        angles = self.op("Mul", positions, self.constant(np.concatenate([frequencies, frequencies])))
-        return self.op("Cos", angles), self.op("Sin", angles)
-
-    def rotate(self, x: str, cos: str, sin: str) -> str:
-        half, end, axis = self.config.head_size // 2, self.config.head_size, self.ints(3)
-        bounds = [self.ints(bound) for bound in (0, half, end)]
-        low, high = (self.op("Slice", x, bounds[i], bounds[i + 1], axis) for i in (0, 1))
-        turned = self.op("Concat", self.op("Neg", high), low, axis=-1)
-        return self.op("Add", self.op("Mul", x, cos), self.op("Mul", turned, sin))
-
-    def mask(self) -> str:
-        """(batch, 1, 1, length, total): 0 where a query sees a key, -1e9 elsewhere."""
-        zero, one = self.constant(0, np.int64), self.constant(1, np.int64)
-        total = self.op("Gather", self.op("Shape", "attention_mask"), one)
-        past = self.op("Sub", total, self.op("Gather", self.op("Shape", "input_ids"), one))
-        queries = self.op("Unsqueeze", self.op("Range", past, total, one), one)
-        causal = self.op("LessOrEqual", self.op("Range", zero, total, one), queries)
-        valid = self.op("Unsqueeze", self.op("Cast", "attention_mask", to=TensorProto.BOOL), self.ints(1, 2, 3))
-        return self.op("Where", self.op("And", valid, causal), self.constant(0.0), self.constant(-1e9))
-
-    def heads(self, x: str, num_heads: int) -> str:
-        shape = self.ints(0, 0, num_heads, self.config.head_size)
-        return self.op("Transpose", self.op("Reshape", x, shape), perm=[0, 2, 1, 3])
-
-    def attention(self, x: str, i: int, mask: str, cos: str, sin: str) -> str:
-        c, groups = self.config, self.config.num_heads // self.config.num_kv_heads
-        query = self.rotate(self.heads(self.linear(x, f"blk.{i}.attn_q"), c.num_heads), cos, sin)
-        key = self.rotate(self.heads(self.linear(x, f"blk.{i}.attn_k"), c.num_kv_heads), cos, sin)
-        value = self.heads(self.linear(x, f"blk.{i}.attn_v"), c.num_kv_heads)
-        key = self.op("Concat", f"past_key_values.{i}.key", key, out=f"present.{i}.key", axis=2)
-        value = self.op("Concat", f"past_key_values.{i}.value", value, out=f"present.{i}.value", axis=2)
-        query = self.op("Reshape", query, self.ints(0, c.num_kv_heads, groups, -1, c.head_size))
-        key = self.op("Transpose", self.op("Unsqueeze", key, self.ints(2)), perm=[0, 1, 2, 4, 3])
-        scores = self.op("Mul", self.op("MatMul", query, key), self.constant(c.head_size**-0.5))
-        chances = self.op("Softmax", self.op("Add", scores, mask), axis=-1)
-        mixed = self.op("MatMul", chances, self.op("Unsqueeze", value, self.ints(2)))
-        mixed = self.op("Reshape", mixed, self.ints(0, c.num_heads, -1, c.head_size))
-        joined = self.op("Reshape", self.op("Transpose", mixed, perm=[0, 2, 1, 3]), self.ints(0, 0, -1))
-        return self.linear(joined, f"blk.{i}.attn_output")
-
-    def feed_forward(self, x: str, i: int) -> str:
-        gate = self.linear(x, f"blk.{i}.ffn_gate")
-        gate = self.op("Mul", gate, self.op("Sigmoid", gate))
-        return self.linear(self.op("Mul", gate, self.linear(x, f"blk.{i}.ffn_up")), f"blk.{i}.ffn_down")
-
-
-def _info(name: str, kind: type, *shape: int | str) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.INT64 if kind is int else TensorProto.FLOAT, list(shape))
+    return write(folder, config)

@@ -59,7 +59,7 @@ def test_the_manifest_describes_the_folder(source: Path, tmp_path: Path) -> None
     texts |= {"source_sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
     assert got.items() >= (sizes | texts).items()
     assert np.load(folder / "d2t.npy").tolist() == list(range(2, 300))
-    onnx.load(folder / got["model"])
+    onnx.load(folder / str(got["model"]))
 
 
 def test_a_whole_head_has_no_map(source: Path, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_long_context_is_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(quantize.onnx_builder, "MAX_CTX", 100)
     folder = build_draft(write_gguf(tmp_path / "source.gguf", TinyConfig(num_ctx=1000)), tmp_path / "draft")
     assert manifest(folder)["num_ctx"] == 100
-    cos = next(value for value in onnx.load(folder / "model.onnx").graph.initializer if value.name == "rotary.cos")
+    cos = next(value for value in onnx.load(folder / "model.onnx").graph.initializer if value.name == "rotary.0.cos")
     assert list(cos.dims) == [100, 8]
 
 
@@ -99,9 +99,8 @@ def test_progress_goes_from_nothing_to_done(source: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ({"bits": 3}, "bits: got 3; allowed for this model: 4, 8, 32"),
-        ({"block_size": 48}, "block_size: got 48; allowed for this model: 16, 32, 64"),
-        ({"block_size": 128}, "block_size: got 128; allowed for this model: 16, 32, 64"),
+        ({"bits": 3}, "bits: got 3; allowed: 4, 8, 32"),
+        ({"block_size": 48}, "block_size: got 48; allowed: 16, 32, 64, 128"),
         ({"layers": []}, "layers"),
         ({"layers": [0, 2]}, "one or more of 0 to 1"),
         ({"layers": [-1]}, "layers"),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 
-from edgespec.errors import ModelFormatError, ModelNotFoundError
+from edgespec.errors import FileAccessError, ModelFormatError, ModelNotFoundError
 from quantize import build_draft
 from quantize.gguf_source import open_gguf
+from quantize.rope import linear_rope, llama3_rope, plain_rope
 from tests import tiny
 from tests.tiny import TinyConfig, token_strings, write_gguf
 
@@ -25,7 +27,9 @@ def test_dimensions_and_tokens_are_the_files(tmp_path: Path) -> None:
     source = open_gguf(write_gguf(tmp_path / "source.gguf", config))
     d = source.dimensions
     assert (d.num_layers, d.width, d.num_heads, d.num_kv_heads, d.head_size) == (2, 64, 4, 2, 16)
-    assert (d.num_hidden, d.num_vocab, d.num_ctx, d.rope_base, d.rope_scale) == (128, 400, 256, 10000.0, 2.0)
+    assert (d.num_hidden, d.num_vocab, d.num_ctx, d.attention_scale) == (128, 400, 256, 0.25)
+    np.testing.assert_array_equal(d.rope.frequencies, linear_rope(16, 10000.0, 2.0).frequencies)
+    assert (d.window, d.window_layers, d.window_rope) == (0, frozenset(), None)
     assert source.tied
     assert source.tokens == tuple(token_strings(400))
 
@@ -89,37 +93,112 @@ def test_unsupported_heads(config: TinyConfig, message: str, tmp_path: Path) -> 
 
 
 def test_unsupported_architecture_is_named(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "source.gguf", "qwen2")
+    writer = gguf.GGUFWriter(tmp_path / "source.gguf", "mamba")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ModelFormatError, match="architecture qwen2; supported: llama"):
+    with pytest.raises(ModelFormatError, match="architecture mamba; supported: llama, qwen2, qwen3, gemma3"):
         open_gguf(tmp_path / "source.gguf")
 
 
-@pytest.mark.parametrize(
-    ("setter", "value", "message"),
-    [
-        ("add_rope_scaling_type", gguf.RopeScalingType.YARN, "rope scaling yarn; supported: none, linear"),
-        ("add_value_length", 32, "llama.attention.value_length 32; supported: 16"),
-        ("add_context_length", 0, "llama.context_length is 0; expected 1 or more"),
-        ("add_rope_freq_base", float("nan"), "llama.rope.freq_base is nan; expected above 0"),
-    ],
-)
-def test_unsupported_metadata(
-    setter: str, value: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+Fields = dict[str, object]
+
+
+def write_with(path: Path, fields: Fields, config: TinyConfig, patch: pytest.MonkeyPatch) -> Path:
+    """A GGUF whose metadata has these fields too, or instead."""
     add_metadata = tiny._add_metadata
 
     def add(writer: gguf.GGUFWriter, config: TinyConfig) -> None:
         add_metadata(writer, config)
-        getattr(writer, setter)(value)
+        for key, value in fields.items():
+            writer.kv_data[0].pop(key, None)
+            kinds = {bool: "bool", int: "int32", float: "float32", str: "string", list: "array"}
+            getattr(writer, f"add_{kinds[type(value)]}")(key, value)
 
-    monkeypatch.setattr(tiny, "_add_metadata", add)
-    monkeypatch.setattr("gguf.gguf_writer.logger.warning", lambda *text: None)  # a key set twice is meant
-    path = write_gguf(tmp_path / "source.gguf")
+    patch.setattr(tiny, "_add_metadata", add)
+    return write_gguf(path, config)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("rope.scaling.type", "longrope", "rope scaling longrope; supported: none, linear, yarn"),
+        ("rope.scaling.factor", -2.0, "llama.rope.scaling.factor is -2.0; expected above 0"),
+        ("rope.scaling.factor", float("inf"), "llama.rope.scaling.factor is inf; expected above 0"),
+        ("rope.scaling.attn_factor", 0.0, "llama.rope.scaling.attn_factor is 0.0; expected above 0"),
+        ("rope.freq_base", float("nan"), "llama.rope.freq_base is nan; expected above 0"),
+        ("attention.value_length", 32, "llama.attention.value_length 32; supported: 16"),
+        ("rope.dimension_count", 8, "llama.rope.dimension_count 8; supported: 16"),
+        ("attention.head_count_kv", [2, 1], "llama.attention.head_count_kv is a list of 2; expected int"),
+        ("context_length", 0, "llama.context_length is 0; expected 1 or more"),
+        ("context_length", "long", "llama.context_length is 'long'; expected int"),
+    ],
+)
+def test_unsupported_metadata(
+    key: str, value: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_with(tmp_path / "source.gguf", {f"llama.{key}": value}, TinyConfig(), monkeypatch)
     with pytest.raises(ModelFormatError, match=message):
         open_gguf(path)
+
+
+GEMMA = TinyConfig(architecture="gemma3", num_layers=7, window=8, key_length=32, rope_base=1e6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "window_layers"),
+    [
+        ({}, {0, 1, 2, 3, 4, 6}),
+        ({"gemma3.attention.sliding_window_pattern": 2}, {0, 2, 4, 6}),
+        ({"gemma3.attention.sliding_window_pattern": 1}, set()),
+        ({"gemma3.attention.sliding_window_pattern": 0}, set(range(7))),
+        ({"gemma3.attention.sliding_window_pattern": [True] + [False] * 5 + [True]}, {0, 6}),
+        ({"gemma3.attention.sliding_window": 0}, set()),
+    ],
+)
+def test_which_layers_see_a_window(
+    fields: Fields, window_layers: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    d = open_gguf(write_with(tmp_path / "source.gguf", fields, GEMMA, monkeypatch)).dimensions
+    assert set(d.window_layers) == window_layers
+    assert d.window == (8 if window_layers else 0)
+    assert (d.window_rope is not None) == bool(window_layers)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("attention.sliding_window_pattern", [True] * 6, "is a list of 6; expected one value for each of 7 layers"),
+        ("attention.sliding_window_pattern", "all", "is 'all'; expected int"),
+        ("attention.sliding_window_pattern", -1, "is -1; expected 0 or more"),
+        ("attention.sliding_window", 8.5, "is 8.5; expected int"),
+        ("attention.key_length_swa", 64, "gemma3.attention.key_length_swa 64; supported: 32"),
+        ("final_logit_softcapping", 30.0, "gemma3.final_logit_softcapping is 30.0; expected none"),
+    ],
+)
+def test_unsupported_windows(
+    key: str, value: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_with(tmp_path / "source.gguf", {f"gemma3.{key}": value}, GEMMA, monkeypatch)
+    with pytest.raises(ModelFormatError, match=message):
+        open_gguf(path)
+
+
+def test_the_rope_of_a_window_has_its_own_base_and_no_scaling(tmp_path: Path) -> None:
+    config = replace(GEMMA, rope_yarn=4.0, rope_base_swa=5000.0)
+    d = open_gguf(write_gguf(tmp_path / "source.gguf", config)).dimensions
+    assert d.window_rope is not None
+    np.testing.assert_array_equal(d.window_rope.frequencies, plain_rope(32, 5000.0).frequencies)
+    assert d.rope.magnitude == pytest.approx(1.0 + 0.1 * np.log(4.0))
+    assert d.window_rope.magnitude == 1.0
+
+
+def test_llama_3_rope_is_the_same_from_divisors_and_from_its_rule(tmp_path: Path) -> None:
+    rule = llama3_rope(32, 5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_ctx=64)
+    divisors = tuple((plain_rope(32, 5e5).frequencies / rule.frequencies).tolist())
+    config = TinyConfig(key_length=32, rope_base=5e5, rope_freqs=divisors)
+    d = open_gguf(write_gguf(tmp_path / "source.gguf", config)).dimensions
+    np.testing.assert_allclose(d.rope.frequencies, rule.frequencies, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +206,7 @@ def test_unsupported_metadata(
     [
         ("blk.0.attn_q_norm", (16,), "a tensor blk.0.attn_q_norm.weight, which is not supported"),
         ("rope_freqs", (4,), r"tensor rope_freqs.weight is \(4,\); expected \(8,\)"),
+        ("blk.1.attn_q.bias", (64,), "a tensor blk.1.attn_q.bias, which is not supported"),
         ("blk.1.ffn_down", None, "no tensor blk.1.ffn_down.weight"),
         ("output_norm", (32,), r"tensor output_norm.weight is \(32,\); expected \(64,\)"),
     ],
@@ -143,3 +223,46 @@ def test_tensors_that_do_not_fit(
     path = write_gguf(tmp_path / "source.gguf")
     with pytest.raises(ModelFormatError, match=message):
         open_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "lost", "added", "message"),
+    [
+        (TinyConfig(architecture="qwen2"), "blk.1.attn_k.bias", None, "no tensor blk.1.attn_k.bias"),
+        (
+            TinyConfig(architecture="qwen2"),
+            None,
+            "blk.0.attn_output.bias",
+            "a tensor blk.0.attn_output.bias, which is not",
+        ),
+        (TinyConfig(architecture="qwen2"), None, "rope_freqs", "a tensor rope_freqs.weight, which is not supported"),
+        (TinyConfig(architecture="qwen3"), "blk.0.attn_q_norm", None, "no tensor blk.0.attn_q_norm.weight"),
+        (GEMMA, "blk.2.post_ffw_norm", None, "no tensor blk.2.post_ffw_norm.weight"),
+    ],
+)
+def test_tensors_are_those_of_the_architecture(
+    config: TinyConfig,
+    lost: str | None,
+    added: str | None,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = {name: value for name, value in tiny.weights(config).items() if name != lost}
+    weights |= {added: np.ones(64, np.float32)} if added else {}
+    monkeypatch.setattr(tiny, "weights", lambda config: weights)
+    with pytest.raises(ModelFormatError, match=message):
+        open_gguf(write_gguf(tmp_path / "source.gguf", config))
+
+
+def test_divisors_of_zero_are_refused(tmp_path: Path) -> None:
+    config = TinyConfig(rope_freqs=(1.0,) * 7 + (0.0,))
+    with pytest.raises(ModelFormatError, match=r"rope_freqs.weight has values of 0 or less"):
+        open_gguf(write_gguf(tmp_path / "source.gguf", config))
+
+
+def test_a_file_that_shrinks_after_it_was_opened_is_refused(source: Path) -> None:
+    opened = open_gguf(source)
+    source.write_bytes(source.read_bytes()[:-100_000])
+    with pytest.raises(FileAccessError, match="changed while it was read"):
+        opened.matrix("output.weight").read(0, 320)
