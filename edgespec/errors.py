@@ -14,7 +14,10 @@
     ├── BackendError             exit 10, HTTP 503   llama.cpp or ONNX Runtime failed while running
     ├── MissingDependencyError   exit 11, HTTP 500   an optional package that is not installed
     ├── ClosedError              exit 12, HTTP 503   use of a runtime that was closed
-    └── LosslessError            exit 13, HTTP 500   an output that differs from plain decoding without explanation
+    ├── LosslessError            exit 13, HTTP 500   an output that differs from plain decoding without explanation
+    ├── ProfileError             exit 14, HTTP 400   a device profile that is not there or not right
+    ├── MemoryBudgetError        exit 15, HTTP 503   models, caches and buffers that do not fit the device's memory
+    └── DownloadError            exit 16, HTTP 502   a file that could not be fetched, or is not the one expected
 
 A message is one line and says what is wrong, what was got, what is allowed, and what to do next. The library raises,
 the command line prints the line and exits with ``exit_code``, a server answers with ``http_status``.
@@ -26,13 +29,16 @@ __all__ = [
     "BackendError",
     "ClosedError",
     "ContextLengthError",
+    "DownloadError",
     "EdgespecError",
     "FileAccessError",
     "LosslessError",
+    "MemoryBudgetError",
     "MissingDependencyError",
     "ModelFormatError",
     "ModelNotFoundError",
     "ParameterError",
+    "ProfileError",
     "PromptError",
     "UnknownPairError",
     "VocabularyMismatchError",
@@ -97,3 +103,24 @@ class ClosedError(EdgespecError):
 
 class LosslessError(EdgespecError):
     exit_code = 13
+
+
+class ProfileError(EdgespecError):
+    exit_code = 14
+    http_status = 400
+
+
+class MemoryBudgetError(EdgespecError):
+    """The message's first line is the summary; ``plan`` has the lines of the memory plan, for people."""
+
+    exit_code = 15
+    http_status = 503
+
+    def __init__(self, message: str, plan: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.plan = plan
+
+
+class DownloadError(EdgespecError):
+    exit_code = 16
+    http_status = 502

@@ -1,4 +1,4 @@
-"""Where things lie: the data folders that come with edgespec, and the user's cache."""
+"""Where things lie: the data folders that come with edgespec, the user's cache and the user's settings."""
 
 from __future__ import annotations
 
@@ -20,3 +20,18 @@ def cache_dir() -> Path:
     """The user's cache folder for edgespec (not created here); EDGESPEC_CACHE_DIR overrides the platform's place."""
     chosen = os.environ.get("EDGESPEC_CACHE_DIR")
     return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("edgespec", appauthor=False))
+
+
+def models_dir() -> Path:
+    """The user's data folder for edgespec (not created here): pulled pairs lie in its ``pairs``.
+
+    EDGESPEC_DATA_DIR overrides the platform's place.
+    """
+    chosen = os.environ.get("EDGESPEC_DATA_DIR")
+    return Path(chosen) if chosen else Path(platformdirs.user_data_dir("edgespec", appauthor=False))
+
+
+def config_dir() -> Path:
+    """The user's configuration folder for edgespec (not created here); EDGESPEC_CONFIG_DIR overrides the platform's."""
+    chosen = os.environ.get("EDGESPEC_CONFIG_DIR")
+    return Path(chosen) if chosen else Path(platformdirs.user_config_dir("edgespec", appauthor=False))

@@ -26,22 +26,35 @@ def test_an_installation_has_its_data_inside_the_package(tmp_path: Path, monkeyp
     assert paths.data_dir("models") == inside
 
 
-def test_the_cache_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "mine"))
-    assert paths.cache_dir() == tmp_path / "mine"
-    assert not paths.cache_dir().exists()
+FOLDERS = {
+    "EDGESPEC_CACHE_DIR": (paths.cache_dir, "XDG_CACHE_HOME"),
+    "EDGESPEC_CONFIG_DIR": (paths.config_dir, "XDG_CONFIG_HOME"),
+    "EDGESPEC_DATA_DIR": (paths.models_dir, "XDG_DATA_HOME"),
+}
+
+
+@pytest.mark.parametrize("variable", FOLDERS)
+def test_the_users_folders_are_where_the_variables_say(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = FOLDERS[variable]
+    monkeypatch.setenv(variable, str(tmp_path / "mine"))
+    assert folder() == tmp_path / "mine"
+    assert not folder().exists()
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_without_the_variable_the_cache_is_the_platforms(
-    value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("variable", FOLDERS)
+def test_without_the_variables_they_are_the_platforms(
+    variable: str, value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folder, platforms = FOLDERS[variable]
     if value is None:
-        monkeypatch.delenv("EDGESPEC_CACHE_DIR")
+        monkeypatch.delenv(variable, raising=False)
     else:
-        monkeypatch.setenv("EDGESPEC_CACHE_DIR", value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert paths.cache_dir().is_absolute()
-    assert "edgespec" in paths.cache_dir().parts
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv(platforms, str(tmp_path))
+    assert folder().is_absolute()
+    assert "edgespec" in folder().parts
     if sys.platform == "linux":
-        assert paths.cache_dir() == tmp_path / "edgespec"
+        assert folder() == tmp_path / "edgespec"

@@ -13,12 +13,15 @@ import threading
 
 import click
 
-from edgespec.errors import EdgespecError, FileAccessError
+from edgespec.errors import EdgespecError, FileAccessError, MemoryBudgetError
 from edgespec.owner import NAME as OWNER
 
 # name -> (module, attribute, line in the overview); the module is imported only when the command runs
 COMMANDS = {
     "run": ("edgespec.cli.run", "run", "Answer one prompt, or chat in the terminal."),
+    "quantize": ("edgespec.cli.quantize", "quantize", "Make the files a device should run, and say what they cost."),
+    "models": ("edgespec.cli.models", "models", "List, check and download pairs."),
+    "profiles": ("edgespec.cli.profiles", "profiles", "What devices can do; which one this is."),
 }
 INTERRUPTED = 130
 CANNOT_WRITE = FileAccessError.exit_code
@@ -74,6 +77,9 @@ def _run() -> int | None:
     try:
         code: int | None = cli.main(prog_name="edgespec", standalone_mode=False)
         _flush()
+    except MemoryBudgetError as error:
+        click.echo("".join(f"{line}\n" for line in error.plan), nl=False, err=True)
+        return _fail(str(error), error.exit_code)
     except EdgespecError as error:
         return _fail(str(error), error.exit_code)
     except click.ClickException as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -13,9 +13,10 @@ from edgespec.cli import report
 from edgespec.cli.chat import chat
 from edgespec.core.policy import DEFAULT_POLICY, Fixed
 from edgespec.core.sequence import RULES, Rule, SamplingParams
+from edgespec.devices.profile import Profile
 from edgespec.engine.lossless import check_params
 from edgespec.errors import FileAccessError, PromptError
-from edgespec.loading import load
+from edgespec.loading import NO_PROFILE, choose_profile, load
 from edgespec.runtime import MODES, Mode, Runtime
 from edgespec.text.chat import Message
 
@@ -36,8 +37,20 @@ DEFAULT = SamplingParams()
     "--verifier", metavar="GGUF", type=click.Path(path_type=Path, readable=False), help="A verifier of your own."
 )
 @click.option("--draft", metavar="ONNX|lookup|none", help="A draft model of your own, prompt lookup, or nothing.")
-@click.option("--context", metavar="N", type=int, help="Most tokens of prompt and answer.  [default: at most 4096]")
-@click.option("--threads", metavar="N", type=int, help="Threads of either side.  [default: the usable CPUs]")
+@click.option(
+    "--profile",
+    metavar="NAME|FILE",
+    help="A device profile, for what no other option says; see: edgespec profiles.  [default: the pair's, or none]",
+)
+@click.option(
+    "--context",
+    metavar="N",
+    type=int,
+    help=f"Most tokens of prompt and answer.  [default: the profile's, or at most {NO_PROFILE.serving.context}]",
+)
+@click.option(
+    "--threads", metavar="N", type=int, help="Threads of either side.  [default: the profile's, or the usable CPUs]"
+)
 @click.option("--max-tokens", type=int, default=DEFAULT.max_tokens, show_default=True)
 @click.option(
     "--temperature", type=float, default=DEFAULT.temperature, show_default=True, help="0 takes the likeliest."
@@ -53,8 +66,16 @@ DEFAULT = SamplingParams()
 @click.option(
     "--rule", type=click.Choice(RULES), default=DEFAULT.rule, show_default=True, help="How drafts are judged."
 )
-@click.option("--mode", type=click.Choice(MODES), help="plain: the verifier alone.  [default: sequential]")
-@click.option("--draft-length", type=int, default=DEFAULT_POLICY.length, show_default=True, help="Tokens a draft.")
+@click.option(
+    "--mode",
+    type=click.Choice(MODES),
+    help=f"plain: the verifier alone.  [default: the profile's, or {NO_PROFILE.speculation.mode}]",
+)
+@click.option(
+    "--draft-length",
+    type=int,
+    help=f"Tokens a draft.  [default: the profile's, or {NO_PROFILE.speculation.num_candidates}]",
+)
 @click.option(
     "--draft-margin",
     type=float,
@@ -94,6 +115,7 @@ class RunOptions:
     pair: str | None
     verifier: Path | None
     draft: str | None
+    profile: str | None
     context: int | None
     threads: int | None
     max_tokens: int
@@ -108,7 +130,7 @@ class RunOptions:
     raw: bool
     rule: Rule
     mode: Mode | None
-    draft_length: int
+    draft_length: int | None
     draft_margin: float
     as_json: bool
     check_lossless: bool
@@ -138,18 +160,29 @@ class RunOptions:
         )
 
     def load(self) -> Runtime:
-        mode: Mode = self.mode or ("plain" if self.draft == "none" else "sequential")
+        device = choose_profile(self.profile, self.pair)
+        mode = self._mode(device)
+        length = device.speculation.num_candidates if self.draft_length is None else self.draft_length
         return load(
             self.pair,
             self.verifier,
             # Plain decoding needs no draft model: do not build or load one.
             "none" if mode == "plain" else self.draft,
+            profile=device,
             num_ctx=self.context,
             num_threads=self.threads,
             mode=mode,
-            policy=Fixed(self.draft_length, self.draft_margin),
+            policy=Fixed(length, self.draft_margin),
             progress=report.progress,
         )
+
+    def _mode(self, device: Profile) -> Mode:
+        """What is said wins over the profile, and a draft that is asked for is used."""
+        if self.mode is not None:
+            return self.mode
+        if self.draft is not None:
+            return "plain" if self.draft == "none" else "sequential"
+        return cast(Mode, device.speculation.mode)
 
 
 def _answer(runtime: Runtime, params: SamplingParams, text: str, chosen: RunOptions) -> None:

@@ -1,14 +1,88 @@
-"""What this process may use of the box. ``root`` is where /proc and /sys are looked for; tests point it elsewhere."""
+"""What this process may use of the box, and what box it is. ``root`` is where /proc and /sys are looked for.
+
+Nothing here fails: what cannot be read is not there.
+"""
 
 from __future__ import annotations
 
+import collections.abc as abc
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
+from edgespec.devices.cgroup import cpu_quota, memory_limit, number, read
 
-def usable_cpus(root: Path = Path("/")) -> int:
+ROOT = Path("/")
+DEVICE_TREE = ("model", "compatible")  # texts that end with NUL, one after the other
+DMI = ("sys_vendor", "product_name", "product_version", "board_vendor", "board_name")
+JETSON_RELEASE = "etc/nv_tegra_release"
+
+
+class ListedDevice(Protocol):
+    """What llama.cpp says of a device; see verifiers/llama_devices.py. ``kind``: cpu, gpu, igpu, accel or meta."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def memory_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """What there is.
+
+    num_cpus           usable ones
+    memory_bytes       main memory this process can have at most
+    free_memory_bytes  of it, what is free now
+    machine            what the board and its firmware call themselves
+    is_jetson          a Jetson: its GPU shares the main memory
+    num_nvidia_cards   cards NVIDIA's driver shows, whether llama.cpp can use them or not
+    devices            llama.cpp's list
+    """
+
+    num_cpus: int
+    memory_bytes: int
+    free_memory_bytes: int
+    machine: tuple[str, ...] = ()
+    is_jetson: bool = False
+    num_nvidia_cards: int = 0
+    devices: tuple[ListedDevice, ...] = ()
+
+    @property
+    def gpus(self) -> tuple[ListedDevice, ...]:
+        """With memory of their own."""
+        return () if self.is_jetson else tuple(device for device in self.devices if device.kind == "gpu")
+
+    @property
+    def shared_gpus(self) -> tuple[ListedDevice, ...]:
+        """Those that take the main memory."""
+        kinds = ("gpu", "igpu") if self.is_jetson else ("igpu",)
+        return tuple(device for device in self.devices if device.kind in kinds)
+
+
+def probe(root: Path = ROOT, devices: abc.Sequence[ListedDevice] = ()) -> Box:
+    """Look at everything but ``devices``, which are llama.cpp's to list."""
+    memory_bytes, free_bytes = usable_memory(root)
+    compatible = read(root / "proc/device-tree/compatible")
+    return Box(
+        num_cpus=usable_cpus(root),
+        memory_bytes=memory_bytes,
+        free_memory_bytes=free_bytes,
+        machine=_machine(root),
+        is_jetson=bool(read(root / JETSON_RELEASE)) or "nvidia,tegra" in compatible,
+        num_nvidia_cards=_num_entries(root / "proc/driver/nvidia/gpus"),
+        devices=tuple(devices),
+    )
+
+
+def usable_cpus(root: Path = ROOT) -> int:
     """CPUs this process may really use, at least 1: affinity mask and cgroup quota, not the box's total.
 
     Hardware threads that share a core count once where the mask covers the whole box: two matrix threads on one core
@@ -17,8 +91,20 @@ def usable_cpus(root: Path = Path("/")) -> int:
     affinity = _affinity()
     physical = psutil.cpu_count(logical=False) or affinity
     count = min(affinity, physical) if affinity == (os.cpu_count() or 1) else affinity
-    quota = _cgroup_quota(root)
+    quota = cpu_quota(root)
     return max(1, count if quota is None else min(count, int(quota + 0.5)))
+
+
+def usable_memory(root: Path = ROOT) -> tuple[int, int]:
+    """Main memory in bytes: what this process can have at most, by the box and its control groups, and what is free."""
+    stated = _meminfo(root)
+    total, free = (stated.get(name) for name in ("MemTotal", "MemAvailable"))
+    if total is None or free is None:
+        memory = psutil.virtual_memory()
+        total, free = total or int(memory.total), free or int(memory.available)
+    limit = memory_limit(root)
+    most = total if limit is None else min(total, limit)
+    return most, min(most, free)
 
 
 def _affinity() -> int:
@@ -27,39 +113,27 @@ def _affinity() -> int:
     return os.cpu_count() or 1
 
 
-def _cgroup_quota(root: Path) -> float | None:
-    """The tightest CPU quota, in CPUs, of this process's control group and its ancestors; None where there is none."""
-    quotas: list[float] = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers == "":
-            base, read = root / "sys/fs/cgroup", _quota_v2
-        elif "cpu" in controllers.split(","):
-            base, read = root / "sys/fs/cgroup/cpu", _quota_v1
-        else:
-            continue
-        folder = base / group.lstrip("/")
-        for candidate in (folder, *folder.parents):
-            quota = read(candidate)
-            if quota is not None:
-                quotas.append(quota)
-            if candidate == base:
-                break
-    return min(quotas, default=None)
+def _meminfo(root: Path) -> dict[str, int]:
+    """Bytes by name."""
+    found = {}
+    for line in read(root / "proc/meminfo").splitlines():
+        name, _, amount = line.partition(":")
+        kib = number(amount.removesuffix("kB"))
+        if kib:
+            found[name] = kib * 1024
+    return found
 
 
-def _quota_v2(folder: Path) -> float | None:
-    fields = _read(folder / "cpu.max").split()
-    return int(fields[0]) / int(fields[1]) if len(fields) == 2 and fields[0].isdigit() else None
+def _machine(root: Path) -> tuple[str, ...]:
+    texts = [text for name in DEVICE_TREE for text in read(root / "proc/device-tree" / name).split("\0")]
+    texts += [read(root / "sys/class/dmi/id" / name) for name in DMI]
+    texts += read(root / JETSON_RELEASE).splitlines()[:1]
+    cleaned = [" ".join("".join(c if c.isprintable() else " " for c in text).split()) for text in texts]
+    return tuple(dict.fromkeys(text for text in cleaned if text))
 
 
-def _quota_v1(folder: Path) -> float | None:
-    quota, period = _read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip()
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
-
-
-def _read(path: Path) -> str:
+def _num_entries(folder: Path) -> int:
     try:
-        return path.read_text()
+        return sum(1 for _ in folder.iterdir())
     except OSError:
-        return ""
+        return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections.abc as abc
 import functools
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +15,10 @@ from edgespec.core.check import check_int
 from edgespec.core.prefix import num_common
 from edgespec.core.sampling import Head, Stream, distribution, lead, most_likely, penalise, pick, scores
 from edgespec.core.sequence import Cancelled, Distribution, Draft, never
-from edgespec.drafters import vocabulary
 from edgespec.drafters.base import DraftRequest
-from edgespec.drafters.files import read_text, unreadable
-from edgespec.drafters.onnx_fixed import FixedCacheModel
-from edgespec.drafters.onnx_growing import GrowingCacheModel
-from edgespec.drafters.onnx_manifest import MANIFEST, DraftManifest
-from edgespec.drafters.onnx_session import DraftModel, Row, open_session
-from edgespec.errors import BackendError, ClosedError, ModelFormatError, ModelNotFoundError, ParameterError
+from edgespec.drafters.onnx_open import open_model, read_tokens
+from edgespec.drafters.onnx_session import DraftModel, Row
+from edgespec.errors import BackendError, ClosedError, ParameterError
 
 
 class OnnxDrafter:
@@ -53,6 +48,7 @@ class OnnxDrafter:
         num_slots: int = 1,
         num_vocab: int | None = None,
         spin: bool = True,
+        provider: str = "cpu",
     ) -> OnnxDrafter:
         """Load a folder that ``quantize`` wrote, or a published decoder export (its folder or its .onnx file).
 
@@ -61,25 +57,18 @@ class OnnxDrafter:
         num_vocab    the verifier's vocabulary: no id at or above it is ever drafted
         spin         threads wait actively within a run, never between two: faster, unless somebody else needs the
                      cores at the same time
+        provider     "cpu", or "cuda": then the caches cross the bus for every token, which has not been measured
 
-        Raises ParameterError, ModelNotFoundError, FileAccessError or ModelFormatError.
+        Raises ParameterError, ModelNotFoundError, FileAccessError, ModelFormatError or MissingDependencyError.
         """
         sizes = {"num_ctx": num_ctx, "num_threads": num_threads, "num_slots": num_slots, "num_vocab": num_vocab}
         for name, value in sizes.items():
             if value is not None:
                 check_int(name, value, 1)
-        try:
-            model_path, manifest = _locate(Path(path))
-        except OSError as error:
-            raise unreadable(Path(path), error) from error
-        session = open_session(model_path, num_threads, spin)
-        if manifest is None:
-            growing = GrowingCacheModel(session, num_slots, min(num_ctx, _max_positions(model_path, num_ctx)))
-            return cls(growing, num_slots, num_vocab or growing.num_logits, model_path, None)
-        d2t = manifest.read_d2t(model_path.parent)
-        fixed = FixedCacheModel(session, manifest, num_slots, num_ctx)
-        tokens = model_path.parent / manifest.tokens
-        return cls(fixed, num_slots, num_vocab or manifest.num_vocab, tokens, None if d2t is None else Head(d2t))
+        opened = open_model(
+            Path(path), num_ctx=num_ctx, num_threads=num_threads, num_slots=num_slots, spin=spin, provider=provider
+        )
+        return cls(opened.model, num_slots, num_vocab or opened.num_vocab, opened.tokens_path, opened.head)
 
     @property
     def num_slots(self) -> int:
@@ -91,8 +80,7 @@ class OnnxDrafter:
 
         Raises VocabularyMismatchError for an export without one, FileAccessError or ModelFormatError.
         """
-        path = self._tokens_path
-        return vocabulary.load_tokens(vocabulary.tokenizer_beside(path) if path.suffix == ".onnx" else path)
+        return read_tokens(self._tokens_path)
 
     def propose(self, requests: abc.Sequence[DraftRequest], cancelled: Cancelled = never) -> list[Draft]:
         """See Drafter.propose. Missing prefixes are evaluated slot by slot, then all requests advance together."""
@@ -227,42 +215,3 @@ def _spoken(num_logits: int, num_vocab: int, head: Head | None) -> tuple[Any, He
     if len(columns) == num_logits:
         return slice(None), head
     return columns, Head(head.d2t[columns])
-
-
-def _locate(path: Path) -> tuple[Path, DraftManifest | None]:
-    """The .onnx file, and the manifest of a folder in edgespec's own form."""
-    folder = path if path.is_dir() else path.parent
-    if path.exists() and (folder / MANIFEST).exists():
-        manifest = DraftManifest.read(folder / MANIFEST)
-        if path in (folder, folder / manifest.model):
-            return folder / manifest.model, manifest
-    return (_only_model(path) if path.is_dir() else path), None
-
-
-def _only_model(folder: Path) -> Path:
-    found = sorted(folder.glob("*.onnx")) or sorted(folder.glob("onnx/*.onnx"))
-    usual = [path for path in found if path.name == "model.onnx"]
-    if not found:
-        raise ModelNotFoundError(f"{folder} has no .onnx file and no {MANIFEST}; check the path")
-    if len(found) > 1 and not usual:
-        names = ", ".join(path.name for path in found)
-        raise ModelFormatError(f"{folder} has several models: {names}; give the path of one of them")
-    return (usual or found)[0]
-
-
-def _max_positions(model: Path, default: int) -> int:
-    """Most tokens a published export's positions reach, by the config.json beside it or one folder up."""
-    for path in (model.parent / "config.json", model.parent.parent / "config.json"):
-        if path.exists():
-            return _read_max_positions(path, default)
-    return default
-
-
-def _read_max_positions(path: Path, default: int) -> int:
-    content = read_text(path)
-    try:
-        config = json.loads(content)
-        found = config.get("max_position_embeddings") or config.get("n_positions") or default
-        return max(1, int(found))
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ModelFormatError(f"{path} is not a model's config.json ({error}); get or remove it") from error

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions as the drafters use them: the CPU provider, quiet, errors on one line."""
+"""ONNX Runtime sessions as the drafters use them: one provider, quiet, errors on one line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgespec.drafters.files import unreadable
-from edgespec.errors import BackendError, ModelFormatError
+from edgespec.errors import BackendError, MissingDependencyError, ModelFormatError, ParameterError
 
 Row = NDArray[np.float32]
 
 _FATAL_ONLY = 4
+# What has no kernel on the GPU runs on the CPU.
+_PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
 
 
 class DraftModel(Protocol):
@@ -57,8 +59,9 @@ class DraftModel(Protocol):
     def close(self) -> None: ...
 
 
-def open_session(path: Path, num_threads: int, spin: bool) -> Any:
-    """An InferenceSession. Raises ModelNotFoundError, FileAccessError or ModelFormatError."""
+def open_session(path: Path, num_threads: int, spin: bool, provider: str = "cpu") -> Any:
+    """An InferenceSession. Raises ModelNotFoundError, FileAccessError, ModelFormatError or MissingDependencyError."""
+    _check_provider(provider, ort.get_available_providers())
     try:
         path.open("rb").close()
     except OSError as error:
@@ -72,9 +75,21 @@ def open_session(path: Path, num_threads: int, spin: bool) -> Any:
     options.add_session_config_entry("session.force_spinning_stop", "1")
     ort.set_default_logger_severity(_FATAL_ONLY)
     try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(str(path), options, providers=_PROVIDERS[provider])
     except Exception as error:  # its classes share no base
         raise ModelFormatError(f"{path} is no usable ONNX model: {condensed(error)}; get it again") from error
+    _check_provider(provider, session.get_providers())  # it falls back to the CPU where CUDA's libraries are missing
+    return session
+
+
+def _check_provider(provider: str, there: abc.Sequence[str]) -> None:
+    if provider not in _PROVIDERS:
+        raise ParameterError(f"provider: got {provider!r}; allowed: {', '.join(_PROVIDERS)}")
+    if _PROVIDERS[provider][0] not in there:
+        raise MissingDependencyError(
+            f"ONNX Runtime cannot use the provider {provider!r} here, it has: {', '.join(there)}; install "
+            "onnxruntime-gpu with CUDA's libraries and a GPU, or set [draft] provider to 'cpu' in the profile"
+        )
 
 
 def condensed(error: Exception) -> str:

@@ -9,77 +9,34 @@ import collections.abc as abc
 import ctypes
 import logging
 import os
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgespec.core.check import check_int
 from edgespec.core.prefix import num_common
 from edgespec.core.sequence import Cancelled, never
 from edgespec.errors import (
     BackendError,
     ClosedError,
     FileAccessError,
-    MissingDependencyError,
     ModelFormatError,
     ModelNotFoundError,
 )
 from edgespec.verifiers.base import Interrupted, Rows, ScoreRequest, check_requests, check_tokens
 from edgespec.verifiers.batch import Batch, Span, cut, grouped
-from edgespec.verifiers.native_log import NativeLog, context_error, decode_error, load_error
+from edgespec.verifiers.llama_library import library, native_log
+from edgespec.verifiers.llama_options import LlamaOptions, context_params, model_params
+from edgespec.verifiers.native_log import context_error, decode_error, load_error
+
+__all__ = ["LlamaOptions", "LlamaVerifier"]
 
 logger = logging.getLogger("edgespec")
 
-NUM_CTX = 4096  # the most that is reserved without being asked for: the KV cache costs memory for every token of it
-MAX_SLOTS = 256  # LLAMA_MAX_SEQ
-MAX_TOKENS = 2**24  # of all slots: more than any model is trained for, and a typing error before it fills the memory
 LONG_BATCH = 64  # a decode of more tokens than this can be interrupted; asking costs too much in a shorter one
 ABORTED = 2  # llama_decode's code after the abort callback said so
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaOptions:
-    """What to load and how to run it.
-
-    path               a GGUF file; of a split model, its first file
-    num_threads        CPU threads for a batch of one token
-    num_threads_batch  for wider batches; None: as many
-    num_ctx            most tokens a slot holds; None: what the model was trained for, at most 4096. More than it was
-                       trained for is allowed and logged as a warning
-    num_slots          sequences held at once; each gets ``num_ctx`` tokens of its own
-    num_batch          most tokens one llama_decode evaluates; a longer prompt takes several
-    num_gpu_layers     layers kept on the GPU; negative: all of them. Without a GPU it changes nothing
-    use_extra_bufts    weights repacked for this CPU: faster, and broken in some builds (see verifiers/canary.py)
-    flash_attention    None: where the device supports it
-    """
-
-    path: Path
-    num_threads: int
-    num_threads_batch: int | None = None
-    num_ctx: int | None = None
-    num_slots: int = 1
-    num_batch: int = 512
-    num_gpu_layers: int = -1
-    use_extra_bufts: bool = True
-    flash_attention: bool | None = None
-
-    def __post_init__(self) -> None:
-        threads_batch = self.num_threads if self.num_threads_batch is None else self.num_threads_batch
-        check_int("num_threads", self.num_threads, 1, 1024)
-        check_int("num_threads_batch", threads_batch, 1, 1024)
-        check_int("num_slots", self.num_slots, 1, MAX_SLOTS)
-        check_int("num_batch", self.num_batch, self.num_slots, 2**20)
-        if self.num_ctx is not None:
-            check_int("context (num_ctx)", self.num_ctx, 1, MAX_TOKENS // self.num_slots)
-
-    @property
-    def max_rows(self) -> int:
-        """Most rows one llama_decode gives. Memory is reserved for them twice: 4 bytes x vocabulary x rows."""
-        return min(self.num_batch, 32 * (self.num_slots + 1))
 
 
 class LlamaVerifier:
@@ -98,8 +55,8 @@ class LlamaVerifier:
 
     def __init__(self, options: LlamaOptions) -> None:
         """Raises ModelNotFoundError, FileAccessError, ModelFormatError; BackendError when memory or a device fails."""
-        self._lib = _library()
-        self._log = _native_log()
+        self._lib = library()
+        self._log = native_log()
         self._model: Any = None
         self._context: Any = None
         self._closed = False
@@ -113,9 +70,7 @@ class LlamaVerifier:
             raise
 
     def _load_model(self, options: LlamaOptions) -> None:
-        params = self._lib.llama_model_default_params()
-        params.n_gpu_layers = options.num_gpu_layers
-        params.use_extra_bufts = options.use_extra_bufts
+        params = model_params(self._lib, options)
         self._log.clear()
         self._model = self._lib.llama_model_load_from_file(os.fsencode(options.path), params)
         if not self._model:
@@ -128,7 +83,7 @@ class LlamaVerifier:
 
     def _make_context(self, options: LlamaOptions) -> None:
         self.num_slots = options.num_slots
-        self.num_ctx = options.num_ctx or min(self.num_ctx_train, NUM_CTX)
+        self.num_ctx = options.num_ctx or min(self.num_ctx_train, options.max_ctx)
         if self.num_ctx > self.num_ctx_train:
             logger.warning(
                 "a context of %d tokens is more than the %d this model was trained on; expect worse text beyond them",
@@ -136,7 +91,7 @@ class LlamaVerifier:
                 self.num_ctx_train,
             )
         self._log.clear()
-        self._context = self._lib.llama_init_from_model(self._model, _context_params(self._lib, options, self.num_ctx))
+        self._context = self._lib.llama_init_from_model(self._model, context_params(self._lib, options, self.num_ctx))
         if not self._context:
             raise context_error(self.num_slots, self.num_ctx, self._log.reason())
         self._memory = self._lib.llama_get_memory(self._context)
@@ -284,22 +239,6 @@ class LlamaVerifier:
         return [rows[stop - span.num_rows : stop] for span, stop in zip(spans, stops, strict=True)]
 
 
-@cache
-def _library() -> Any:
-    """llama_cpp's low-level module. Raises MissingDependencyError where it is not installed or does not load."""
-    try:
-        import llama_cpp.llama_cpp as lib
-    except (ImportError, OSError, RuntimeError) as error:
-        raise MissingDependencyError(f"llama-cpp-python does not load: {error}; install or rebuild it") from error
-    lib.llama_backend_init()
-    return lib
-
-
-@cache
-def _native_log() -> NativeLog:
-    return NativeLog(_library())
-
-
 def _check_file(path: Path) -> None:
     try:
         if path.exists() and not path.is_file():  # to open a pipe would wait for its other end
@@ -314,21 +253,6 @@ def _check_file(path: Path) -> None:
         raise ModelFormatError(
             f"{path}: not a GGUF file, it begins with {magic!r}; download it again or choose another"
         )
-
-
-def _context_params(lib: Any, options: LlamaOptions, num_ctx: int) -> Any:
-    params = lib.llama_context_default_params()
-    params.n_ctx = num_ctx * options.num_slots
-    params.n_batch = params.n_ubatch = options.num_batch
-    params.n_seq_max = options.num_slots
-    params.n_outputs_max = options.max_rows  # llama.cpp aborts the process beyond it
-    params.n_threads = options.num_threads
-    params.n_threads_batch = options.num_threads_batch or options.num_threads
-    params.kv_unified = True  # separate caches would evaluate slots of unequal width one after the other
-    params.swa_full = True  # a cache of the window only could not go back to a shorter prefix
-    if options.flash_attention is not None:
-        params.flash_attn_type = int(options.flash_attention)
-    return params
 
 
 def _describe(lib: Any, model: Any, path: Path) -> str:

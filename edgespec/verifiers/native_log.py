@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import BackendError, EdgespecError, ModelFormatError
+from edgespec.errors import BackendError, EdgespecError, ModelFormatError, ParameterError
 
 LOG_ERROR = 4  # GGML_LOG_LEVEL_ERROR
 NO_PLACE = 1  # llama_decode's code when the KV cache is full
@@ -60,14 +60,15 @@ class NativeLog:
 def load_error(path: Path, reason: str) -> EdgespecError:
     if any(words in reason.lower() for words in OUT_OF_MEMORY):
         return BackendError(f"{path}: {reason}; choose a smaller model, or free memory")
+    if "main_gpu" in reason:
+        return ParameterError(f"{reason}; choose a GPU that is there")
     return ModelFormatError(f"{path}: llama.cpp cannot load this GGUF: {reason}; download it again or choose another")
 
 
 def context_error(num_slots: int, num_ctx: int, reason: str) -> BackendError:
-    return BackendError(
-        f"no llama.cpp context of {num_slots} x {num_ctx} tokens: {reason}; "
-        "choose a smaller context (num_ctx), or free memory"
-    )
+    of_the_types = re.search(r"\b[KV] cache\b", reason)
+    remedy = "other KV cache types, such as f16" if of_the_types else "a smaller context (num_ctx), or free memory"
+    return BackendError(f"no llama.cpp context of {num_slots} x {num_ctx} tokens: {reason}; choose {remedy}")
 
 
 def decode_error(code: int, num_tokens: int, reason: str) -> BackendError:

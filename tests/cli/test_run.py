@@ -16,6 +16,7 @@ from edgespec.cli import main as entry
 from edgespec.cli import run as command
 from edgespec.core.policy import DEFAULT_POLICY, Fixed
 from edgespec.core.sequence import SamplingParams
+from edgespec.devices.profile import Profile
 from edgespec.errors import EdgespecError
 from edgespec.runtime import Runtime
 from edgespec.text.chat import Message
@@ -184,12 +185,45 @@ def test_plain_mode_loads_no_draft(edgespec: Terminal) -> None:
 
 
 def test_pair_verifier_and_draft_reach_load(edgespec: Terminal) -> None:
-    edgespec("run", "abc", "--pair", "p", "--verifier", "v.gguf", "--draft", "d", "--context", "99", "--threads", "3")
-    assert edgespec.loaded == [("p", Path("v.gguf"), "d")]
+    models = ("--pair", "starter", "--verifier", "v.gguf", "--draft", "d")
+    edgespec("run", "abc", *models, "--context", "99", "--threads", "3")
+    assert edgespec.loaded == [("starter", Path("v.gguf"), "d")]
     assert (edgespec.options["num_ctx"], edgespec.options["num_threads"]) == (99, 3)
     assert edgespec.options["policy"] == DEFAULT_POLICY
     edgespec("run", "abc", "--draft-length", "3", "--draft-margin", "0.5")
     assert edgespec.options["policy"] == Fixed(3, 0.5)
+
+
+SLOW_BOX = "[speculation]\nmode = 'plain'\nnum_candidates = 4\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "mode", "policy", "draft"),
+    [
+        ("", "plain", Fixed(4, DEFAULT_POLICY.min_margin), "none"),
+        ("--mode sequential", "sequential", Fixed(4, DEFAULT_POLICY.min_margin), None),
+        ("--draft d", "sequential", Fixed(4, DEFAULT_POLICY.min_margin), "d"),
+        ("--draft d --mode plain", "plain", Fixed(4, DEFAULT_POLICY.min_margin), "none"),
+        ("--draft-length 2", "plain", Fixed(2, DEFAULT_POLICY.min_margin), "none"),
+        ("--mode sequential --draft-margin 0", "sequential", Fixed(4, 0.0), None),
+    ],
+)
+def test_a_profile_gives_what_no_option_says(
+    edgespec: Terminal, tmp_path: Path, line: str, mode: str, policy: Fixed, draft: str | None
+) -> None:
+    path = tmp_path / "slow.toml"
+    path.write_text(SLOW_BOX, encoding="utf-8")
+    code, _, err = edgespec("run", "abc", "--profile", str(path), *shlex.split(line))
+    assert (code, edgespec.loaded) == (0, [(None, None, draft)]), err
+    assert (edgespec.options["mode"], edgespec.options["policy"]) == (mode, policy)
+    assert edgespec.options["profile"].name == "slow"
+    assert (edgespec.options["num_ctx"], edgespec.options["num_threads"]) == (None, None)
+
+
+def test_without_a_profile_the_options_are_profiles_own_defaults(edgespec: Terminal) -> None:
+    edgespec("run", "abc")
+    assert edgespec.options["profile"] == Profile("none")
+    assert (edgespec.options["mode"], edgespec.options["policy"]) == ("sequential", DEFAULT_POLICY)
 
 
 def test_check_lossless_reports_on_stderr_and_in_json(edgespec: Terminal) -> None:
@@ -247,7 +281,8 @@ BAD = {
     "a --draft-margin -1": 2, "a --draft-margin nan": 2,
     "a --rule best": 2, "a --mode fast": 2, "a --nonsense": 2, "a b": 2, "-i --json": 2, "a --raw --system b": 2,
     "a --mode sequential --draft none": 2, "--file /does/not/exist": 5, "--file /": 5,
-    "a --rule rejection --check-lossless": 2,
+    "a --rule rejection --check-lossless": 2, "a --profile nothing": 14, "a --profile /no/such.toml": 14,
+    "a --profile ''": 14,
 }  # fmt: skip
 
 
@@ -285,7 +320,7 @@ def test_every_error_has_an_exit_code_of_its_own() -> None:
         return [kind, *(found for sub in kind.__subclasses__() for found in below(sub))]
 
     codes = [kind.exit_code for kind in below(EdgespecError)]
-    assert len(codes) == len(set(codes)) == 13
+    assert len(codes) == len(set(codes)) == 16
 
 
 def test_version_and_help(edgespec: Terminal) -> None:

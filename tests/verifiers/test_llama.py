@@ -22,6 +22,7 @@ from edgespec.verifiers import llama
 from edgespec.verifiers.base import Interrupted, Rows, ScoreRequest
 from edgespec.verifiers.canary import MODEL
 from edgespec.verifiers.llama import LlamaOptions, LlamaVerifier
+from edgespec.verifiers.llama_library import library, native_log
 from tests.verifiers.contract import row_at
 
 OPTIONS = LlamaOptions(MODEL, num_threads=1, num_ctx=256, num_slots=3, num_batch=16)
@@ -215,10 +216,10 @@ def test_a_context_beyond_training_is_allowed_and_logged(caplog: pytest.LogCaptu
 def test_closing_takes_the_model_away_and_gives_the_log_back() -> None:
     first, second = LlamaVerifier(OPTIONS), LlamaVerifier(OPTIONS)
     first.close()
-    assert llama._native_log()._num_users == 1
+    assert native_log()._num_users == 1
     second.close()
     second.close()
-    assert llama._native_log()._num_users == 0
+    assert native_log()._num_users == 0
     with pytest.raises(ClosedError):
         first.model  # noqa: B018
 
@@ -245,21 +246,21 @@ def test_a_context_that_cannot_be_made_frees_the_model(monkeypatch: pytest.Monke
         freed = 0
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(library, name)
+            return getattr(real, name)
 
         def llama_init_from_model(self, model: Any, params: Any) -> None:
             return None
 
         def llama_model_free(self, model: Any) -> None:
             self.freed += 1
-            library.llama_model_free(model)
+            real.llama_model_free(model)
 
-    library, short = llama._library(), OutOfMemory()
-    monkeypatch.setattr(llama, "_library", lambda: short)
+    real, short = library(), OutOfMemory()
+    monkeypatch.setattr(llama, "library", lambda: short)
     with pytest.raises(BackendError, match=r"3 x 256 tokens: .*choose a smaller context"):
         LlamaVerifier(OPTIONS)
     assert short.freed == 1
-    assert llama._native_log()._num_users == 0
+    assert native_log()._num_users == 0
 
 
 # The starter verifier
