@@ -14,10 +14,11 @@ from tests.tiny import write_gguf, write_usual_onnx
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> abc.Iterator[Path]:
-    """A cache folder of the tests' own, for them and for the commands they start."""
+    """A cache folder of the tests' own, for them and for the commands they start; a data folder beside it."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGESPEC_CACHE_DIR", str(folder))
+        patch.setenv("EDGESPEC_DATA_DIR", str(tmp_path_factory.mktemp("data")))
         yield folder
 
 
