@@ -10,7 +10,7 @@ from typing import cast
 
 from edgespec.core.policy import DEFAULT_POLICY, Fixed, Policy
 from edgespec.devices.probe import usable_cpus
-from edgespec.devices.profile import Profile, load_profile
+from edgespec.devices.profile import Profile, load_profile, read_profile
 from edgespec.drafters import vocabulary
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.lookup import LookupDrafter
@@ -24,6 +24,7 @@ from edgespec.verifiers.canary import use_extra_bufts
 from edgespec.verifiers.llama import LlamaOptions, LlamaVerifier
 
 NO_PROFILE = Profile("none")  # all defaults
+PROFILE = "profile.toml"  # in a pair's folder: what it was planned for
 
 
 def load(
@@ -81,14 +82,18 @@ def load(
 
 
 def choose_profile(profile: str | None, pair: str | None) -> Profile:
-    """The profile of that name or path; without one that of the pair, if it was made for one; else the defaults."""
+    """The profile of that name or path; without one the pair's, from its folder or by its name; else the defaults."""
     if profile is not None:
         return load_profile(profile)
-    made_for = load_pair(pair).profile if pair is not None else ""
+    made_for = load_pair(pair) if pair is not None else None
+    if made_for is None or not made_for.profile:
+        return NO_PROFILE
+    own = made_for.manifest.with_name(PROFILE)
     try:
-        return load_profile(made_for) if made_for else NO_PROFILE
+        return replace(read_profile(own), name=made_for.profile) if own.is_file() else load_profile(made_for.profile)
     except ProfileError as error:
-        raise ProfileError(f"the pair {pair} is made for profile {made_for}: {error}, or give another one") from error
+        message = f"the pair {pair} is made for profile {made_for.profile}: {error}, or give another one"
+        raise ProfileError(message) from error
 
 
 def _discard(future: Future[Runtime]) -> None:

@@ -1,4 +1,4 @@
-"""Tiny real models, made in milliseconds: a GGUF of any supported architecture, and a decoder ONNX with a llama's weights.
+"""Tiny real models, made in milliseconds: a GGUF of any supported architecture, and a decoder ONNX with llama weights.
 
 All speak one vocabulary: three special tokens, the 256 bytes of a byte-level BPE, a few merges, and padding tokens up
 to ``num_vocab``. The weights depend on the config only.

@@ -1,0 +1,201 @@
+"""The sizes that decide a model's memory: of a GGUF of any architecture, and of a draft model before it is built.
+
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edgespec.devices.sizes import ModelShape
+from edgespec.errors import ModelFormatError
+
+if TYPE_CHECKING:
+    from quantize.gguf_header import TensorPlace
+    from quantize.source import Source
+
+PLAIN_TYPES = ("F32", "F16", "BF16")
+_MAX_LAYERS, _MAX_SIZE = 4096, 2**31 - 1
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufInfo:
+    """What a GGUF says of itself.
+
+    path          the file; of a split model, its first
+    paths         all files of a split model
+    tokens        raw vocabulary texts by id
+    license, name "" where it does not say
+    file_type     what it calls its type ("Q4_K_M"); where it does not, the type of most of its weights ("Q4_K")
+    is_quantized  most of its weights are no plain numbers
+    """
+
+    path: Path
+    paths: tuple[Path, ...]
+    architecture: str
+    name: str
+    license: str
+    tokens: tuple[str, ...]
+    file_type: str
+    is_quantized: bool
+    shape: ModelShape
+
+
+def read_gguf(path: Path) -> GgufInfo:
+    """Read the headers of a GGUF, of all its files where it is split.
+
+    Raises ModelNotFoundError, FileAccessError, or ModelFormatError (truncated, corrupt, no language model).
+    """
+    from quantize.gguf_header import read_header
+
+    header = read_header(path)
+    paths = _parts(path, header.fields.get("split.count", 1))
+    tensors = dict(header.tensors)
+    for part in paths[1:]:
+        tensors |= read_header(part).tensors
+    facts = _Facts(path, header.fields)
+    tokens = facts.tokens()
+    most, num_bytes = _most_common_type(tensors), sum(part.stat().st_size for part in paths)
+    kind = facts.file_type() or most
+    shape = _shape(facts, len(tokens), tensors, num_bytes, kind)
+    name, license_ = facts.text("general.name"), facts.text("general.license")
+    return GgufInfo(path, paths, facts.architecture, name, license_, tokens, kind, most not in PLAIN_TYPES, shape)
+
+
+def _parts(path: Path, count: object) -> tuple[Path, ...]:
+    if not isinstance(count, int) or count < 2:
+        return (path,)
+    match = _SPLIT.fullmatch(path.name)
+    if match is None or int(match[2]) != 1 or int(match[3]) != count:
+        raise ModelFormatError(
+            f"model {path} is one of {count} files; give the first, named NAME-00001-of-{count:05}.gguf"
+        )
+    return tuple(path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1))
+
+
+def _shape(
+    facts: _Facts, num_vocab: int, tensors: abc.Mapping[str, TensorPlace], num_bytes: int, kind: str
+) -> ModelShape:
+    num_layers, width = facts.number("block_count", limit=_MAX_LAYERS), facts.number("embedding_length")
+    num_heads = max(facts.numbers("attention.head_count", num_layers, 0))
+    default = width // num_heads if num_heads else 0
+    per_expert, num_experts = facts.number("expert_feed_forward_length", 0), facts.number("expert_used_count", 0)
+    return ModelShape(
+        num_kv_heads=facts.numbers("attention.head_count_kv", num_layers, num_heads),
+        num_heads=num_heads,
+        head_size_k=facts.number("attention.key_length", default),
+        head_size_v=facts.number("attention.value_length", default),
+        width=width,
+        num_hidden=max(*facts.numbers("feed_forward_length", num_layers, 0), per_expert * num_experts),
+        num_vocab=num_vocab,
+        num_ctx=facts.number("context_length"),
+        weights_bytes=num_bytes,
+        embedding_bytes=_bytes(tensors.get("token_embd.weight")),
+        output_bytes=_bytes(tensors.get("output.weight")),
+        window=facts.number("attention.sliding_window", 0) > 0,
+        kind=kind,
+    )
+
+
+def _bytes(place: TensorPlace | None) -> int:
+    return 0 if place is None else place.num_rows * place.row_bytes
+
+
+def _most_common_type(tensors: abc.Mapping[str, TensorPlace]) -> str:
+    sizes: Counter[str] = Counter()
+    for place in tensors.values():
+        sizes[place.kind.name] += _bytes(place)
+    return sizes.most_common(1)[0][0] if sizes else "none"
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """Checked access to a header's fields; numbers are the architecture's own."""
+
+    path: Path
+    fields: abc.Mapping[str, Any]
+
+    @property
+    def architecture(self) -> str:
+        return self.text("general.architecture")
+
+    def text(self, key: str) -> str:
+        value = self.fields.get(key, b"")
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
+
+    def file_type(self) -> str:
+        """By llama.cpp's number for it; "" where the file does not say, or guessed."""
+        from quantize.verifier import TYPES
+
+        number = self.fields.get("general.file_type")
+        return next((name for name, known in TYPES.items() if known == number), "")
+
+    def tokens(self) -> tuple[str, ...]:
+        texts = self.fields.get("tokenizer.ggml.tokens")
+        if not isinstance(texts, list) or not texts or not isinstance(texts[0], bytes):
+            raise ModelFormatError(f"model {self.path} has no tokenizer.ggml.tokens; give the GGUF of a language model")
+        return tuple(text.decode("utf-8", "surrogateescape") for text in texts)
+
+    def number(self, key: str, default: int | None = None, limit: int = _MAX_SIZE) -> int:
+        """The value, or the largest of a list with one per layer."""
+        return max(self.numbers(key, 1, default, limit))
+
+    def numbers(self, key: str, count: int, default: int | None, limit: int = _MAX_SIZE) -> tuple[int, ...]:
+        """A value per layer; the file may state one for all."""
+        name = f"{self.architecture}.{key}"
+        value = self.fields.get(name, default)
+        values = value.tolist() if isinstance(value, np.ndarray) and value.size else [value] * count
+        if not all(type(each) is int and 0 <= each <= limit for each in values):
+            raise ModelFormatError(
+                f"model {self.path}: {name} is {value}; expected a number of 0 to {limit}, use another GGUF"
+            )
+        return tuple(values)
+
+
+def draft_shape(source: Source, bits: int, block_size: int, num_layers: int = 0, num_head_vocab: int = 0) -> ModelShape:
+    """What ``build_draft`` would make of a source: its sizes, and those of its file to some kilobytes.
+
+    num_layers, num_head_vocab  layers kept and ids proposed; 0 for all
+    """
+    from quantize.onnx_builder import FULL_PRECISION, num_ctx
+
+    d, layers = source.dimensions, num_layers or source.dimensions.num_layers
+    num_vocab = num_head_vocab or d.num_vocab
+    embedding_bytes = _block_bytes(d.num_vocab, d.width, bits, block_size)
+    shared = source.tied and not num_head_vocab and bits != FULL_PRECISION
+    output_bytes = 0 if shared else _block_bytes(num_vocab, d.width, bits, block_size)
+    shapes = [d.shape(tensor) for tensor in source.architecture.layer]
+    layer_bytes = sum(4 * s[0] if len(s) == 1 else _block_bytes(s[0], s[1], bits, block_size) for s in shapes)
+    num_ropes = 2 if d.window_rope else 1
+    rotation_bytes = num_ropes * 4 * num_ctx(d) * d.head_size  # cosines and sines of every position
+    others = 4 * d.width + rotation_bytes + embedding_bytes + output_bytes
+    return ModelShape(
+        num_kv_heads=(d.num_kv_heads,) * layers,
+        num_heads=d.num_heads,
+        head_size_k=d.head_size,
+        head_size_v=d.head_size,
+        width=d.width,
+        num_hidden=d.num_hidden,
+        num_vocab=num_vocab,
+        num_ctx=num_ctx(d),
+        weights_bytes=layers * layer_bytes + others,
+        embedding_bytes=embedding_bytes,
+        output_bytes=output_bytes,
+        window=d.window > 0,
+        kind=f"int{bits}",
+    )
+
+
+def _block_bytes(num_rows: int, num_columns: int, bits: int, block_size: int) -> int:
+    """Values, a float32 scale per block, and at 8 bits a zero."""
+    if bits == 32:  # unquantized
+        return 4 * num_rows * num_columns
+    return num_rows * -(-num_columns // block_size) * (block_size * bits // 8 + 4 + (bits == 8))
