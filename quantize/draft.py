@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import tomli_w
 
 from edgespec.errors import MissingDependencyError, ParameterError
 from quantize.folder import new_folder
@@ -93,7 +94,7 @@ def _write(folder: Path, source: Source, recipe: Recipe, report: Progress) -> No
         np.save(folder / HEAD, recipe.head)
     tokens = json.dumps(source.tokens).encode("ascii")
     (folder / TOKENS).write_bytes(tokens)
-    (folder / MANIFEST).write_text(_toml(_manifest(source, recipe, tokens)), encoding="utf-8")
+    (folder / MANIFEST).write_text(tomli_w.dumps(_manifest(source, recipe, tokens)), encoding="utf-8")
 
 
 def _manifest(source: Source, recipe: Recipe, tokens: bytes) -> dict[str, int | str]:
@@ -123,9 +124,3 @@ def _onnxruntime_version() -> str:
     import onnxruntime
 
     return str(onnxruntime.__version__)
-
-
-def _toml(values: dict[str, int | str]) -> str:
-    """Strings are written as JSON, which TOML reads the same but for DEL."""
-    lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
-    return "".join(lines).replace("\x7f", "\\u007F")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import collections.abc as abc
 import contextlib
 import hashlib
-import json
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import tomli_w
 
 from edgespec.devices.memory import MemoryPlan, plan_memory
 from edgespec.devices.profile import Profile, as_toml
@@ -259,16 +260,16 @@ class _Job:
         """See models/README.md."""
         from quantize.draft import MANIFEST as DRAFT_MANIFEST
 
-        d, first = self.profile.draft, files[0]
+        d = self.profile.draft
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", out.resolve().name).lstrip("._-")[:100] or "pair"
         verifier_name = self.info.name or self.info.path.stem
         top: dict[str, Any] = {"format": FORMAT, "name": name}
         top["description"] = f"{verifier_name} as {self.kind}, drafted by {self.source.path.stem} at {d.bits} bits"
         top |= {"license": self._license(), "profile": self.profile.name}
         draft_sha256 = hashlib.sha256((draft / DRAFT_MANIFEST).read_bytes()).hexdigest()
-        tables = [_toml(top), _toml(_keys(first), "[verifier]")]
-        tables += [_toml(_keys(file), "[[verifier.parts]]") for file in files[1:]]
-        return "\n".join([*tables, _toml({"path": DRAFT, "sha256": draft_sha256}, "[draft]")])
+        first, *parts = map(asdict, files)
+        verifier = first | ({"parts": parts} if parts else {})
+        return tomli_w.dumps(top | {"verifier": verifier, "draft": {"path": DRAFT, "sha256": draft_sha256}})
 
     def _license(self) -> str:
         """Of the verifier, and of the draft's source where it is another."""
@@ -316,14 +317,3 @@ def _copy_file(source: Path, target: Path | None, report: abc.Callable[[float], 
             done += len(chunk)
             report(done / size)
     return digest.hexdigest()
-
-
-def _keys(file: _File) -> dict[str, Any]:
-    return {"path": file.path, "size_bytes": file.size_bytes, "sha256": file.sha256}
-
-
-def _toml(values: abc.Mapping[str, Any], heading: str = "") -> str:
-    """JSON's strings and numbers are TOML's, but for DEL."""
-    lines = [heading] if heading else []
-    lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
-    return "\n".join(lines).replace("\x7f", "\\u007F") + "\n"

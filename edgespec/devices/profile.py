@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import collections.abc as abc
 import difflib
-import json
 import os
 import sys
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
+
+import tomli_w
 
 from edgespec.devices.section import Section, native, number, numbers, one_of, shown, texts
 from edgespec.errors import ProfileError
@@ -226,11 +227,7 @@ def as_dict(profile: Profile) -> dict[str, Any]:
 
 def as_toml(profile: Profile) -> str:
     """Everything, defaults filled in, as a profile file that reads as the same profile."""
-    tables = []
-    for name in SECTIONS:
-        values = asdict(getattr(profile, name))
-        tables.append("\n".join([f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]))
-    return "\n\n".join(tables) + "\n"
+    return tomli_w.dumps({name: asdict(getattr(profile, name)) for name in SECTIONS})
 
 
 def _toml_files(folder: Path) -> dict[str, Path]:
@@ -283,13 +280,3 @@ def _nearest(key: str, valid: abc.Iterable[str], kind: type[Section] | None) -> 
     valid = list(valid)
     near = difflib.get_close_matches(key.lower(), valid, n=1)
     return f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(valid)}"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, tuple):
-        return f"[{', '.join(_toml(item) for item in value)}]"
-    return repr(value)

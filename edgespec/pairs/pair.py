@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import tomli_w
+
 from edgespec.drafters.onnx_manifest import MANIFEST as DRAFT_MANIFEST
 from edgespec.errors import FileAccessError, ModelFormatError
 from edgespec.pairs import table
@@ -182,11 +184,4 @@ def _check_together(pair: Pair) -> None:
 
 def render(pair: Pair) -> str:
     """The manifest's text, which ``read_pair`` reads again."""
-    parts = pair.verifier.parts if isinstance(pair.verifier, FileVerifier) else ()
-    blocks = [
-        [f"format = {FORMAT}", *table.lines(pair)],
-        ["[verifier]", *table.lines(pair.verifier)],
-        *(["[[verifier.parts]]", *table.lines(part)] for part in parts),
-        ["[draft]", *table.lines(pair.draft)],
-    ]
-    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+    return tomli_w.dumps({"format": FORMAT, **table.content(pair)})

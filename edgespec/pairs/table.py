@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections.abc as abc
 import dataclasses
 import difflib
-import json
 import re
 from datetime import date
 from pathlib import PurePosixPath, PureWindowsPath
@@ -46,30 +45,21 @@ def check_known(got: abc.Iterable[str], known: list[str], where: str) -> None:
         raise ModelFormatError(f"{where}: unknown key {key!r}; allowed: {', '.join(near or sorted(known))}")
 
 
-def lines(table: Any) -> list[str]:
-    """The table's keys as TOML, without those at their default and without tables inside it."""
-    found = []
-    for field in _key_fields(type(table)):
-        value = getattr(table, field.name)
-        if value == field.default or dataclasses.is_dataclass(value) or (isinstance(value, tuple) and not value):
-            continue
-        if isinstance(value, tuple) and dataclasses.is_dataclass(value[0]):
-            continue
-        # JSON's strings, numbers and lists are TOML's, but for DEL.
-        text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
-        found.append(f"{field.name} = {text}".replace("\x7f", "\\u007F"))
-    return found
+def content(table: Any) -> dict[str, Any]:
+    """``as_dict`` without what is at its default or empty: what a manifest holds."""
+    values = {field.name: (getattr(table, field.name), field.default) for field in _key_fields(type(table))}
+    return {name: _plain(value, content) for name, (value, default) in values.items() if value not in (default, ())}
 
 
 def as_dict(table: Any) -> dict[str, Any]:
     """The table's keys, those of tables inside it too, as JSON has them; those that were left out at their default."""
-    return {field.name: _plain(getattr(table, field.name)) for field in _key_fields(type(table))}
+    return {field.name: _plain(getattr(table, field.name), as_dict) for field in _key_fields(type(table))}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, as_table: abc.Callable[[Any], dict[str, Any]]) -> Any:
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return as_dict(value) if dataclasses.is_dataclass(value) else value
+        return [_plain(item, as_table) for item in value]
+    return as_table(value) if dataclasses.is_dataclass(value) else value
 
 
 def _key_fields(kind: type) -> list[dataclasses.Field[Any]]:

@@ -54,7 +54,7 @@ class Recipe(NamedTuple):
 def recipes() -> list[Recipe]:
     widths = [(32, 0), (8, 32), (8, 128), (4, 32), (4, 128)]
     found = [Recipe(bits, block, head) for bits, block in widths for head in (0, *HEADS)]
-    return [*found, *(Recipe(bits, 32, HEADS[-1], few_layers=True) for bits in (8, 4))]
+    return [*found, *(Recipe(bits, block, HEADS[-1], few_layers=True) for bits, block in widths[1:])]
 
 
 def build(source: Path, folder: Path, corpus: abc.Sequence[Path]) -> dict[Recipe, Path]:

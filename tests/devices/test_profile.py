@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 from edgespec.core.policy import DEFAULT_POLICY, MAX_DRAFT_LENGTH
 from edgespec.devices import profile as profiles
@@ -84,11 +85,16 @@ def test_the_readme_explains_every_key_and_no_other() -> None:
     assert {name: list(rows) for name, rows in explained().items()} == keys
 
 
+def written(value: Any) -> str:
+    """A value as a profile file has it."""
+    return tomli_w.dumps({"key": value}).removeprefix("key = ").strip()
+
+
 def test_the_readme_has_every_default_and_every_allowed_value() -> None:
     for name, rows in explained().items():
         for key in fields(SECTIONS[name]):
             default, allowed, used_by, meaning = rows[key.name]
-            assert default == f"`{profiles._toml(key.default)}`", key.name
+            assert default == f"`{written(key.default)}`", key.name
             assert used_by, key.name
             assert meaning, key.name
             values = key.metadata.get("allowed", ())
