@@ -10,24 +10,22 @@ import collections.abc as abc
 import contextlib
 import fnmatch
 import hashlib
-import importlib
 import os
 import re
 import shutil
 import time
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from edgespec.errors import DownloadError, FileAccessError, MissingDependencyError
+from edgespec.errors import DownloadError, FileAccessError
+from edgespec.hub_access import BrokenError, endpoint, explained, library, odd_answer
 
 TIMEOUT_S = 30.0  # without a byte
 NUM_TRIES = 5  # without any progress between them
-PAUSE_S = 0.5  # before the second try; doubled for each further one
+PAUSE_S = 0.5  # after a try that brought something; doubled for each one in a row that did not
 _MAX_LISTED = 12
 _MIB = 1 << 20
-_RETRIED = (408, 429, 500, 502, 503, 504)
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # how llama.cpp names the files of one model
 
 
@@ -47,10 +45,6 @@ class HubFile:
         return PurePosixPath(self.path).name
 
 
-class _BrokenError(Exception):
-    """The connection broke, or the server was busy: worth another try."""
-
-
 def find(repository: str, pattern: str, revision: str = "main") -> tuple[HubFile, ...]:
     """The GGUF of one model that matches (fnmatch, case matters): one file, or all files of a split one in their order.
 
@@ -62,20 +56,20 @@ def find(repository: str, pattern: str, revision: str = "main") -> tuple[HubFile
 
 
 def _listed(repository: str, revision: str) -> list[HubFile]:
-    library = _library()
     try:
-        with _explained(repository, revision):
-            hub = library.HfApi(endpoint=_endpoint())
-            info = hub.model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+        with explained(repository, revision) as library:
+            api = library.HfApi(endpoint=endpoint())
+            info = api.model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+        if not re.fullmatch("[0-9a-f]{40,64}", info.sha):  # it becomes the name of a folder here
+            raise ValueError(f"a commit called {info.sha!r}")
         return [_declared(repository, info.sha, entry) for entry in info.siblings]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:  # a hotel's login page, for one
-        reason = f"{type(error).__name__}: {error}"
-        raise DownloadError(f"{_endpoint()} does not answer as the hub does ({reason}); check HF_ENDPOINT") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise odd_answer(error) from None
 
 
 def _declared(repository: str, commit: str, entry: Any) -> HubFile:
     sha256 = entry.lfs.sha256 if entry.lfs else ""
-    return HubFile(repository, str(commit), str(entry.rfilename), int(entry.size or 0), str(sha256))
+    return HubFile(repository, commit, str(entry.rfilename), int(entry.size or 0), str(sha256))
 
 
 def _one_model(found: list[HubFile], ggufs: list[HubFile], pattern: str, repository: str) -> tuple[HubFile, ...]:
@@ -109,9 +103,11 @@ def _names(files: abc.Iterable[HubFile]) -> str:
 
 def check_access(file: HubFile) -> None:
     """Ask for the file without fetching it. Raises DownloadError, also where its size is not the one declared."""
-    library = _library()
-    with _explained(file.repository, file.commit):
-        size = library.get_hf_file_metadata(_url(file), timeout=TIMEOUT_S, endpoint=_endpoint()).size
+    try:
+        with explained(file.repository, file.commit) as library:
+            size = library.get_hf_file_metadata(_url(file), timeout=TIMEOUT_S, endpoint=endpoint()).size
+    except ValueError as error:  # redirected to an address that is none
+        raise odd_answer(error) from None
     if size is not None and size != file.size_bytes:
         raise _wrong_size(file, size)
 
@@ -136,7 +132,7 @@ def num_missing(file: HubFile, folder: Path) -> int:
 
 
 def download(file: HubFile, folder: Path, progress: abc.Callable[[int], None] | None = None) -> Path:
-    """Fetch a file into ``folder`` under its own name, and return its path; one that is there already is kept.
+    """Fetch a file into ``folder`` under its own name, and return its path; one that is there already is only checked.
 
     What came before a break, a kill or Ctrl-C lies beside it as NAME.partial; the next call goes on from there. The
     name appears when all of it has come, with the size and SHA-256 that the hub declares. Only one caller at a time
@@ -148,7 +144,7 @@ def download(file: HubFile, folder: Path, progress: abc.Callable[[int], None] | 
     with _disk(target):
         folder.mkdir(parents=True, exist_ok=True)
         if _size(target) == file.size_bytes:
-            return target
+            target.replace(partial)  # whole, as it seems: what an earlier call fetched is checked again
         if _size(partial) > file.size_bytes:
             partial.unlink()
         _fetch(file, partial, progress or (lambda num_bytes: None))
@@ -167,12 +163,13 @@ def _size(path: Path) -> int:
 
 def _fetch(file: HubFile, partial: Path, progress: abc.Callable[[int], None]) -> None:
     """Until all is there; gives up when several tries in a row bring nothing."""
+    progress(_size(partial))
     failures = 0
     while (had := _size(partial)) < file.size_bytes:
         try:
             _stream(file, partial, progress)
             reason = "the connection ended early"
-        except _BrokenError as error:
+        except BrokenError as error:
             reason = str(error)
         failures = 0 if _size(partial) > had else failures + 1
         if failures >= NUM_TRIES:
@@ -186,25 +183,26 @@ def _fetch(file: HubFile, partial: Path, progress: abc.Callable[[int], None]) ->
 
 def _stream(file: HubFile, partial: Path, progress: abc.Callable[[int], None]) -> None:
     """One request for what is missing, written as it comes."""
-    library, start = _library(), _size(partial)
-    headers = library.utils.build_hf_headers() | {"Accept-Encoding": "identity"}
-    headers |= {"Range": f"bytes={start}-"} if start else {}
+    start = _size(partial)
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
     with (
-        _explained(file.repository, file.commit, retry=True),
-        library.utils.get_session().stream("GET", _url(file), headers=headers, timeout=TIMEOUT_S) as response,
+        explained(file.repository, file.commit, retry=True) as library,
+        library.utils.get_session().stream(
+            "GET", _url(file), headers=library.utils.build_hf_headers() | headers, timeout=TIMEOUT_S
+        ) as response,
     ):
         library.utils.hf_raise_for_status(response)
         if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
             start = 0  # a server may ignore the range
-        _check_size(file, partial, start, response)
+        _check_size(file, start, response)
         _write(file, partial, start, response.iter_raw(), progress)
 
 
-def _check_size(file: HubFile, partial: Path, start: int, response: Any) -> None:
-    """The length that the server announces, against the one declared."""
+def _check_size(file: HubFile, start: int, response: Any) -> None:
+    """The length that the server announces, against the one declared. What is here is kept: the answer may come from
+    something between here and the hub."""
     length = response.headers.get("Content-Length", "")
     if length.isdecimal() and start + int(length) != file.size_bytes:
-        partial.unlink(missing_ok=True)
         raise _wrong_size(file, start + int(length))
 
 
@@ -255,7 +253,7 @@ def only_one(lock: Path) -> abc.Iterator[None]:
 
     Raises FileAccessError when another process holds it, or it cannot be made.
     """
-    _library()
+    library()
     from filelock import FileLock, Timeout
 
     with _disk(lock):
@@ -280,70 +278,6 @@ def _disk(path: Path) -> abc.Iterator[None]:
         raise FileAccessError(f"{path} cannot be written: {reason}; free space, or set EDGESPEC_DATA_DIR") from None
 
 
-@cache
-def _library() -> Any:
-    """huggingface_hub, without its telemetry."""
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when it is imported
-    try:
-        import huggingface_hub
-        import huggingface_hub.errors
-        import huggingface_hub.utils
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"downloading needs huggingface_hub ({error}); get it with: pip install 'edgespec[hub]'"
-        ) from None
-    return huggingface_hub
-
-
-def _endpoint() -> str:
-    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
-
-
 def _url(file: HubFile) -> str:
-    address = _library().hf_hub_url(file.repository, file.path, revision=file.commit, endpoint=_endpoint())
+    address = library().hf_hub_url(file.repository, file.path, revision=file.commit, endpoint=endpoint())
     return str(address)
-
-
-@contextlib.contextmanager
-def _explained(repository: str, revision: str, *, retry: bool = False) -> abc.Iterator[None]:
-    """What goes wrong between here and the hub, in words; with ``retry`` what may pass is _BrokenError."""
-    library = _library()
-    errors, session = library.errors, library.utils.get_session()
-    http = importlib.import_module(type(session).__module__.partition(".")[0])  # httpx, or what took its place
-    try:
-        yield
-    except errors.OfflineModeIsEnabled:
-        raise DownloadError(f"{repository}: HF_HUB_OFFLINE is set; unset it to download") from None
-    except errors.HfHubHTTPError as error:
-        if retry and error.response.status_code in _RETRIED:
-            raise _BrokenError(f"the hub answered {error.response.status_code}") from None
-        raise _refused(errors, error, repository, revision) from None
-    except http.TransportError as error:
-        if retry:
-            raise _BrokenError(str(error) or type(error).__name__) from None
-        raise _unreachable(error) from None
-    except (http.HTTPError, http.InvalidURL) as error:
-        raise _unreachable(error) from None
-
-
-def _unreachable(error: Exception) -> DownloadError:
-    reason = str(error) or type(error).__name__
-    return DownloadError(f"cannot reach {_endpoint()}: {reason}; check the network, the proxy, and HF_ENDPOINT")
-
-
-def _refused(errors: Any, error: Any, repository: str, revision: str) -> DownloadError:
-    status, page = error.response.status_code, f"{_endpoint()}/{repository}"
-    login = "log in with: hf auth login"
-    if isinstance(error, errors.GatedRepoError):
-        return DownloadError(f"{repository} is gated: accept its licence at {page}, then {login}")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return DownloadError(
-            f"no repository {repository} at {_endpoint()}, or a private one: check the name, or {login}"
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return DownloadError(f"{repository} has no revision {revision!r}; look for one at {page}")
-    if isinstance(error, errors.EntryNotFoundError):
-        return DownloadError(f"{repository} has no such file at {revision}; look for it at {page}/tree/{revision}")
-    if status in (401, 403):
-        return DownloadError(f"{repository}: access refused ({status}); accept its licence at {page}, then {login}")
-    return DownloadError(f"{repository}: the hub answered {status}; try again later")

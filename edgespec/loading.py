@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import cast
 
 from edgespec.core.policy import DEFAULT_POLICY, Fixed, Policy
-from edgespec.devices.probe import usable_cpus
+from edgespec.devices.probe import usable_cpus, usable_threads
 from edgespec.devices.profile import Profile, load_profile, read_profile
 from edgespec.drafters import vocabulary
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.errors import EdgespecError, ModelFormatError, ModelNotFoundError, ProfileError
 from edgespec.owner import Owner
-from edgespec.pairs import DEFAULT_PAIR, Progress, load_pair
+from edgespec.pairs import DEFAULT_PAIR, Pair, Progress, load_pair
 from edgespec.paths import cache_dir
 from edgespec.runtime import Mode, Runtime, check_mode
 from edgespec.text.tokenizer import Tokenizer
@@ -56,8 +56,8 @@ def load(
     Raises UnknownPairError, ModelNotFoundError, ModelFormatError, FileAccessError, VocabularyMismatchError,
     ParameterError, ProfileError, BackendError, MissingDependencyError.
     """
-    chosen = load_pair(DEFAULT_PAIR if pair is None else pair) if pair is not None or verifier is None else None
-    device = profile if isinstance(profile, Profile) else choose_profile(profile, pair)
+    chosen = _choose_pair(pair, verifier)
+    device = profile if isinstance(profile, Profile) else choose_profile(profile, pair, verifier)
     mode = check_mode(cast(Mode, device.speculation.mode) if mode is None else mode)
     policy = Fixed(device.speculation.num_candidates, DEFAULT_POLICY.min_margin) if policy is None else policy
     path = chosen.verifier.find() if verifier is None and chosen is not None else Path(verifier or "")
@@ -81,18 +81,25 @@ def load(
         raise
 
 
-def choose_profile(profile: str | None, pair: str | None) -> Profile:
-    """The profile of that name or path; without one the pair's, from its folder or by its name; else the defaults."""
+def _choose_pair(pair: str | None, verifier: str | Path | None) -> Pair | None:
+    return load_pair(DEFAULT_PAIR if pair is None else pair) if pair is not None or verifier is None else None
+
+
+def choose_profile(profile: str | None, pair: str | None = None, verifier: str | Path | None = None) -> Profile:
+    """The profile of that name or path; without one the pair's, from its folder or by its name; else the defaults.
+
+    pair, verifier  as for ``load``
+    """
     if profile is not None:
         return load_profile(profile)
-    made_for = load_pair(pair) if pair is not None else None
+    made_for = _choose_pair(pair, verifier)
     if made_for is None or not made_for.profile:
         return NO_PROFILE
     own = made_for.manifest.with_name(PROFILE)
     try:
         return replace(read_profile(own), name=made_for.profile) if own.is_file() else load_profile(made_for.profile)
     except ProfileError as error:
-        message = f"the pair {pair} is made for profile {made_for.profile}: {error}, or give another one"
+        message = f"the pair {made_for.name} is made for profile {made_for.profile}: {error}, or give another one"
         raise ProfileError(message) from error
 
 
@@ -103,7 +110,7 @@ def _discard(future: Future[Runtime]) -> None:
 
 def _threads(asked: int | None, profiled: int) -> int:
     """What was asked for, else the profile's number, which a container may be too small for."""
-    return asked if asked is not None else min(profiled or usable_cpus(), usable_cpus())
+    return min(profiled or usable_cpus(), usable_cpus()) if asked is None else usable_threads(asked)
 
 
 def _verifier_options(path: Path, device: Profile, num_ctx: int | None, num_threads: int | None) -> LlamaOptions:

@@ -22,13 +22,15 @@ def cache_dir() -> Path:
     return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("edgespec", appauthor=False))
 
 
-def models_dir() -> Path:
-    """The user's data folder for edgespec (not created here): pulled pairs lie in its ``pairs``.
-
-    EDGESPEC_DATA_DIR overrides the platform's place.
-    """
+def user_data_dir() -> Path:
+    """The user's data folder for edgespec (not created here); EDGESPEC_DATA_DIR overrides the platform's place."""
     chosen = os.environ.get("EDGESPEC_DATA_DIR")
     return Path(chosen) if chosen else Path(platformdirs.user_data_dir("edgespec", appauthor=False))
+
+
+def pairs_dir() -> Path:
+    """Where the user's own pairs lie, a folder each, those that were pulled among them."""
+    return user_data_dir() / "pairs"
 
 
 def config_dir() -> Path:

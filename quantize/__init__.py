@@ -1,4 +1,4 @@
-"""The offline toolkit: builds ONNX draft models. The runtime imports it only to build the starter draft, and lazily.
+"""The offline toolkit: makes draft models, verifiers and pairs. The runtime imports it when a draft is to be built.
 
 Importing it switches off ONNX Runtime's telemetry, unless the user has set it.
 """

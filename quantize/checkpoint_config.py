@@ -16,11 +16,11 @@ from edgespec.errors import ModelFormatError, ModelNotFoundError
 from quantize.architecture import ARCHITECTURES, Activation, Architecture
 from quantize.rope import Rope, linear_rope, llama3_rope, plain_rope, yarn_rope
 from quantize.safetensors_file import short, unreadable
-from quantize.source import Dimensions
+from quantize.source import MAX_LAYERS, MAX_SIZE, Dimensions, check_heads
 
 FULL, WINDOW = "full_attention", "sliding_attention"
 SUPPORTED_ROPES = ("default", "linear", "llama3", "yarn")
-MAX_SIZE, MAX_NUMBER, MAX_LAYERS = 2**31 - 1, 1e30, 4096
+MAX_NUMBER = 1e30
 
 # What a config.json may leave out, by model_type: published ones of Gemma 3 name little more than what differs.
 _GEMMA3: dict[str, Any] = {
@@ -149,15 +149,8 @@ class _Reader:
         for key in ("hidden_act", "hidden_activation"):
             if keys.values.get(key) not in (None, *(allowed := _ACTIVATIONS[self.architecture.activation])):
                 keys.refuse(key, keys.values[key], allowed)
-        self.check_heads()
-
-    def check_heads(self) -> None:
-        """ONNX Runtime's GroupQueryAttention rotates whole heads of a multiple of 16 and shares key heads evenly."""
-        if self.head_size % 16:
-            self.keys.refuse("head size", self.head_size, ("multiples of 16",))
-        num_heads = self.keys.size("num_attention_heads")
-        if num_heads % (num_kv_heads := self.keys.size("num_key_value_heads", num_heads)):
-            self.keys.refuse("number of key heads", num_kv_heads, (f"divisors of its {num_heads} heads",))
+        num_heads = keys.size("num_attention_heads")
+        check_heads(str(keys.path), num_heads, keys.size("num_key_value_heads", num_heads), self.head_size)
 
     def dimensions(self) -> Dimensions:
         keys, (window, window_layers) = self.keys, self.windows()
@@ -265,5 +258,6 @@ class _Reader:
         return yarn_rope(self.head_size, base, factor, self.original_ctx(keys), fast, slow, magnitude)
 
     def original_ctx(self, keys: _Keys) -> int:
-        """The context before scaling."""
-        return keys.size("original_max_position_embeddings", self.keys.size("max_position_embeddings"))
+        """The context before scaling; some configs say it beside the rope's keys, not among them."""
+        key = "original_max_position_embeddings"
+        return keys.size(key, self.keys.size(key, self.keys.size("max_position_embeddings")))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections.abc as abc
-import hashlib
 import importlib.metadata
-import importlib.util
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tomli_w
 
-from edgespec.errors import MissingDependencyError, ParameterError
+from edgespec.errors import ParameterError
+from quantize.extras import require
 from quantize.folder import new_folder
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def build_draft(
     ``out`` appears whole or not at all, and concurrent calls do not disturb each other. Raises ParameterError,
     ModelNotFoundError, ModelFormatError, FileAccessError, or MissingDependencyError when the extra is not installed.
     """
-    _check_dependencies()
+    require("gguf", "onnx", "onnx_ir")
     from quantize.onnx_builder import Recipe, check_recipe
     from quantize.source import open_source
 
@@ -65,12 +64,6 @@ def build_draft(
     return out
 
 
-def _check_dependencies() -> None:
-    missing = [name for name in ("gguf", "onnx", "onnx_ir") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingDependencyError(f"building a draft needs {missing[0]}; get it with: pip install onnx onnx-ir gguf")
-
-
 def _ids(head: abc.Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Ascending, so that among equal logits the first is the lowest id, as in the verifier."""
     ids = np.asarray(head)
@@ -83,6 +76,7 @@ def _write(folder: Path, source: Source, recipe: Recipe, report: Progress) -> No
     import onnx
 
     from quantize.onnx_builder import build_model
+    from quantize.source import file_sha256
     from quantize.weights_file import FILE_NAME, WeightsFile
 
     with (folder / FILE_NAME).open("wb") as stream:
@@ -92,12 +86,13 @@ def _write(folder: Path, source: Source, recipe: Recipe, report: Progress) -> No
     onnx.save(model, folder / MODEL)
     if recipe.head is not None:
         np.save(folder / HEAD, recipe.head)
-    tokens = json.dumps(source.tokens).encode("ascii")
-    (folder / TOKENS).write_bytes(tokens)
-    (folder / MANIFEST).write_text(tomli_w.dumps(_manifest(source, recipe, tokens)), encoding="utf-8")
+    (folder / TOKENS).write_text(json.dumps(source.tokens), encoding="ascii")
+    digests = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
+    text = tomli_w.dumps({**_manifest(source, recipe), "sha256": digests})
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 
-def _manifest(source: Source, recipe: Recipe, tokens: bytes) -> dict[str, int | str]:
+def _manifest(source: Source, recipe: Recipe) -> dict[str, int | str]:
     from quantize.onnx_builder import num_ctx
 
     d = source.dimensions
@@ -107,8 +102,7 @@ def _manifest(source: Source, recipe: Recipe, tokens: bytes) -> dict[str, int | 
     manifest |= {"num_ctx": num_ctx(d), "num_vocab": d.num_vocab, "num_head_vocab": d.num_vocab}
     if recipe.head is not None:
         manifest |= {"num_head_vocab": len(recipe.head), "d2t": HEAD}
-    manifest |= {"tokens": TOKENS, "tokens_sha256": hashlib.sha256(tokens).hexdigest()}
-    manifest |= {"bits": recipe.bits, "block_size": recipe.block_size}
+    manifest |= {"tokens": TOKENS, "bits": recipe.bits, "block_size": recipe.block_size}
     manifest |= {"source": source.path.absolute().name, "source_sha256": source.sha256()}
     return manifest | {"edgespec_version": _edgespec_version(), "onnxruntime_version": _onnxruntime_version()}
 

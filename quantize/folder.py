@@ -71,6 +71,8 @@ def _prepare(out: Path, sources: abc.Collection[Path]) -> None:
     for source in sources:
         if _is_or_holds(out, source):
             raise FileAccessError(f"{out} is or holds the source {source}, which is never written; choose another one")
+        if source.is_dir() and source.resolve() in out.resolve().parents:
+            raise FileAccessError(f"{out} is inside the source {source}, which is never written; choose another one")
     out.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(out)
 

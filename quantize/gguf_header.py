@@ -26,7 +26,11 @@ _UINT32, _UINT64, _STRING, _ARRAY = 4, 10, 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 # What walking bytes that are not what they should be ends in.
-_PARSE_ERRORS = (ValueError, KeyError, OverflowError, MemoryError, RecursionError, struct.error)
+PARSE_ERRORS = (ValueError, KeyError, OverflowError, MemoryError, RecursionError, struct.error)
+
+
+class _UnknownKindError(ValueError):
+    """llama.cpp may know a type of weights that the gguf package does not know yet: such a file is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,14 @@ class Header:
     fields: dict[str, Any]
     tensors: dict[str, TensorPlace]
 
+    def tokens(self, path: Path) -> tuple[str, ...]:
+        """The vocabulary as the file spells it; bytes that are no UTF-8 become lone surrogates. ``path`` is for the
+        message: raises ModelFormatError where there is none."""
+        texts = self.fields.get("tokenizer.ggml.tokens")
+        if not isinstance(texts, list) or not texts or not isinstance(texts[0], bytes):
+            raise ModelFormatError(f"model {path} has no tokenizer.ggml.tokens; use the GGUF of a language model")
+        return tuple(text.decode("utf-8", "surrogateescape") for text in texts)
+
 
 def read_header(path: Path) -> Header:
     """Raises ModelNotFoundError, FileAccessError (no permission), or ModelFormatError (truncated or corrupt: every
@@ -65,11 +77,18 @@ def read_header(path: Path) -> Header:
         if not path.is_file():
             raise ModelNotFoundError(f"model {path} is not there; give the path of a GGUF file")
         with path.open("rb") as stream:
-            return _Parser(stream).header()
+            return parse_header(stream)
     except OSError as error:
         raise FileAccessError(f"model {path} cannot be read: {error.strerror}; check its permissions") from error
-    except _PARSE_ERRORS as error:
+    except _UnknownKindError as error:
+        raise ModelFormatError(f"model {path}: {error}; use a GGUF of another type, or a newer gguf package") from error
+    except PARSE_ERRORS as error:
         raise ModelFormatError(f"model {path} is not a whole GGUF file ({error}); download it again") from error
+
+
+def parse_header(stream: BinaryIO) -> Header:
+    """The same of an open file, read from its start. Raises PARSE_ERRORS."""
+    return _Parser(stream).header()
 
 
 class _Parser:
@@ -124,7 +143,7 @@ class _Parser:
         if not 1 <= num_dimensions <= _MAX_TENSOR_DIMENSIONS:
             raise ValueError(f"tensor {name} has {num_dimensions} dimensions")
         sizes = [self.number(_UINT64) for _ in range(num_dimensions)]
-        kind = gguf.GGMLQuantizationType(self.number(_UINT32))
+        kind = _kind(name, self.number(_UINT32))
         if sizes[0] % gguf.GGML_QUANT_SIZES[kind][0]:
             raise ValueError(f"tensor {name} has rows of {sizes[0]} in type {kind.name}")
         return name, TensorPlace(tuple(reversed(sizes)), kind, self.number(_UINT64))
@@ -138,3 +157,10 @@ class _Parser:
         if any(t.offset + t.num_rows * t.row_bytes > self.num_bytes for t in placed.values()):
             raise ValueError("it ends early")
         return placed
+
+
+def _kind(name: str, number: int) -> gguf.GGMLQuantizationType:
+    try:
+        return gguf.GGMLQuantizationType(number)
+    except ValueError as error:
+        raise _UnknownKindError(f"tensor {name} is of type {number}, which the gguf package does not know") from error

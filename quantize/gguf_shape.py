@@ -6,7 +6,6 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 from __future__ import annotations
 
 import collections.abc as abc
-import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,15 @@ import numpy as np
 
 from edgespec.devices.sizes import ModelShape
 from edgespec.errors import ModelFormatError
+from quantize.extras import require
+from quantize.source import MAX_LAYERS, MAX_SIZE
+from quantize.split import parts
 
 if TYPE_CHECKING:
     from quantize.gguf_header import TensorPlace
     from quantize.source import Source
 
 PLAIN_TYPES = ("F32", "F16", "BF16")
-_MAX_LAYERS, _MAX_SIZE = 4096, 2**31 - 1
-_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,15 @@ def read_gguf(path: Path) -> GgufInfo:
 
     Raises ModelNotFoundError, FileAccessError, or ModelFormatError (truncated, corrupt, no language model).
     """
+    require("gguf")
     from quantize.gguf_header import read_header
 
     header = read_header(path)
-    paths = _parts(path, header.fields.get("split.count", 1))
+    paths = _all_parts(path, header.fields.get("split.count", 1))
     tensors = dict(header.tensors)
     for part in paths[1:]:
         tensors |= read_header(part).tensors
-    facts = _Facts(path, header.fields)
-    tokens = facts.tokens()
+    facts, tokens = _Facts(path, header.fields), header.tokens(path)
     most, num_bytes = _most_common_type(tensors), sum(part.stat().st_size for part in paths)
     kind = facts.file_type() or most
     shape = _shape(facts, len(tokens), tensors, num_bytes, kind)
@@ -70,21 +70,22 @@ def read_gguf(path: Path) -> GgufInfo:
     return GgufInfo(path, paths, facts.architecture, name, license_, tokens, kind, most not in PLAIN_TYPES, shape)
 
 
-def _parts(path: Path, count: object) -> tuple[Path, ...]:
+def _all_parts(path: Path, count: object) -> tuple[Path, ...]:
+    """The file says how many there are, its name how the others are called."""
     if not isinstance(count, int) or count < 2:
         return (path,)
-    match = _SPLIT.fullmatch(path.name)
-    if match is None or int(match[2]) != 1 or int(match[3]) != count:
+    found = parts(path)
+    if len(found) != count:
         raise ModelFormatError(
             f"model {path} is one of {count} files; give the first, named NAME-00001-of-{count:05}.gguf"
         )
-    return tuple(path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1))
+    return found
 
 
 def _shape(
     facts: _Facts, num_vocab: int, tensors: abc.Mapping[str, TensorPlace], num_bytes: int, kind: str
 ) -> ModelShape:
-    num_layers, width = facts.number("block_count", limit=_MAX_LAYERS), facts.number("embedding_length")
+    num_layers, width = facts.number("block_count", least=1, limit=MAX_LAYERS), facts.number("embedding_length")
     num_heads = max(facts.numbers("attention.head_count", num_layers, 0))
     default = width // num_heads if num_heads else 0
     per_expert, num_experts = facts.number("expert_feed_forward_length", 0), facts.number("expert_used_count", 0)
@@ -136,26 +137,23 @@ class _Facts:
         from quantize.verifier import TYPES
 
         number = self.fields.get("general.file_type")
-        return next((name for name, known in TYPES.items() if known == number), "")
+        names = {known: name for name, known in TYPES.items()}
+        return names.get(number, "") if isinstance(number, int) else ""
 
-    def tokens(self) -> tuple[str, ...]:
-        texts = self.fields.get("tokenizer.ggml.tokens")
-        if not isinstance(texts, list) or not texts or not isinstance(texts[0], bytes):
-            raise ModelFormatError(f"model {self.path} has no tokenizer.ggml.tokens; give the GGUF of a language model")
-        return tuple(text.decode("utf-8", "surrogateescape") for text in texts)
-
-    def number(self, key: str, default: int | None = None, limit: int = _MAX_SIZE) -> int:
+    def number(self, key: str, default: int | None = None, least: int = 0, limit: int = MAX_SIZE) -> int:
         """The value, or the largest of a list with one per layer."""
-        return max(self.numbers(key, 1, default, limit))
+        return max(self.numbers(key, 1, default, least, limit))
 
-    def numbers(self, key: str, count: int, default: int | None, limit: int = _MAX_SIZE) -> tuple[int, ...]:
+    def numbers(
+        self, key: str, count: int, default: int | None, least: int = 0, limit: int = MAX_SIZE
+    ) -> tuple[int, ...]:
         """A value per layer; the file may state one for all."""
         name = f"{self.architecture}.{key}"
         value = self.fields.get(name, default)
         values = value.tolist() if isinstance(value, np.ndarray) and value.size else [value] * count
-        if not all(type(each) is int and 0 <= each <= limit for each in values):
+        if not all(type(each) is int and least <= each <= limit for each in values):
             raise ModelFormatError(
-                f"model {self.path}: {name} is {value}; expected a number of 0 to {limit}, use another GGUF"
+                f"model {self.path}: {name} is {value}; expected a number of {least} to {limit}, use another GGUF"
             )
         return tuple(values)
 
@@ -196,6 +194,8 @@ def draft_shape(source: Source, bits: int, block_size: int, num_layers: int = 0,
 
 def _block_bytes(num_rows: int, num_columns: int, bits: int, block_size: int) -> int:
     """Values, a float32 scale per block, and at 8 bits a zero."""
-    if bits == 32:  # unquantized
+    from quantize.onnx_builder import FULL_PRECISION
+
+    if bits == FULL_PRECISION:
         return 4 * num_rows * num_columns
     return num_rows * -(-num_columns // block_size) * (block_size * bits // 8 + 4 + (bits == 8))

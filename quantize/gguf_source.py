@@ -19,7 +19,7 @@ from edgespec.errors import FileAccessError, ModelFormatError
 from quantize.architecture import ARCHITECTURES, GEMMA3, LLAMA, Architecture
 from quantize.gguf_header import Header, TensorPlace, read_header
 from quantize.rope import Rope, divided_rope, linear_rope, plain_rope, yarn_rope
-from quantize.source import Dimensions, Floats, file_sha256, tensors
+from quantize.source import MAX_LAYERS, MAX_SIZE, Dimensions, Floats, check_heads, file_sha256, tensors
 
 SUPPORTED_ROPE_SCALING = ("none", "linear", "yarn")
 
@@ -93,13 +93,17 @@ def open_gguf(path: Path) -> GgufSource:
     Raises ModelNotFoundError, FileAccessError (no permission), or ModelFormatError (truncated, corrupt, unsupported).
     """
     header = read_header(path)
+    count = header.fields.get("split.count", 1)
+    if isinstance(count, int) and count > 1:
+        raise ModelFormatError(f"model {path} is one of several files; join them with llama.cpp's llama-gguf-split")
     metadata = _Metadata(path, _architecture(path, header), header.fields)
     divisors = None
     if _ROPE_DIVISORS in header.tensors and metadata.architecture is LLAMA:
         divisors = metadata.divisors(header.tensors.pop(_ROPE_DIVISORS))
-    dimensions = metadata.dimensions(divisors)
+    tokens = header.tokens(path)
+    dimensions = metadata.dimensions(len(tokens), divisors)
     _check_tensors(path, header.tensors, metadata.architecture, dimensions)
-    return GgufSource(path, metadata.architecture, dimensions, metadata.tokens(), header.tensors)
+    return GgufSource(path, metadata.architecture, dimensions, tokens, header.tensors)
 
 
 def _architecture(path: Path, header: Header) -> Architecture:
@@ -136,9 +140,9 @@ class _Metadata:
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         return self.value(f"{self.architecture.name}.{key}", kind, default)
 
-    def size(self, key: str, default: int | None = None) -> int:
-        if (value := self.get(key, int, default)) < 1:
-            raise self.wrong(key, value, "1 or more")
+    def size(self, key: str, default: int | None = None, most: int = MAX_SIZE) -> int:
+        if not 1 <= (value := self.get(key, int, default)) <= most:
+            raise self.wrong(key, value, f"1 to {most}")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
@@ -153,9 +157,9 @@ class _Metadata:
 
     # -------------------------------------------------------------------------------------------------- dimensions
 
-    def dimensions(self, divisors: Floats | None) -> Dimensions:
+    def dimensions(self, num_vocab: int, divisors: Floats | None) -> Dimensions:
         self.check_supported()
-        num_heads, num_layers = self.size("attention.head_count"), self.size("block_count")
+        num_heads, num_layers = self.size("attention.head_count"), self.size("block_count", most=MAX_LAYERS)
         window_layers = self.window_layers(num_layers)
         return Dimensions(
             num_layers=num_layers,
@@ -164,7 +168,7 @@ class _Metadata:
             num_kv_heads=self.size("attention.head_count_kv", num_heads),
             head_size=self.head_size(),
             num_hidden=self.size("feed_forward_length"),
-            num_vocab=len(self.raw_tokens()),
+            num_vocab=num_vocab,
             num_ctx=self.size("context_length"),
             norm_epsilon=self.positive("attention.layer_norm_rms_epsilon"),
             attention_scale=self.attention_scale(),
@@ -180,19 +184,17 @@ class _Metadata:
             raise _refusal(self.path, "rope scaling", scaling, SUPPORTED_ROPE_SCALING)
         if (cap := self.get("final_logit_softcapping", float, 0.0)) != 0.0:
             raise self.wrong("final_logit_softcapping", cap, "none")
+        if not self.get("attention.causal", bool, True):
+            raise self.wrong("attention.causal", "false", "true")
         self.check_heads()
 
     def head_size(self) -> int:
         return self.size("attention.key_length", self.size("embedding_length") // self.size("attention.head_count"))
 
     def check_heads(self) -> None:
-        """ONNX Runtime's GroupQueryAttention rotates whole heads of a multiple of 16 and shares key heads evenly."""
+        """All alike, and such as the graph can do."""
         head_size, num_heads = self.head_size(), self.size("attention.head_count")
-        num_kv_heads = self.size("attention.head_count_kv", num_heads)
-        if head_size % 16:
-            raise _refusal(self.path, "head size", head_size, ("multiples of 16",))
-        if num_heads % num_kv_heads:
-            raise _refusal(self.path, "number of key heads", num_kv_heads, (f"divisors of its {num_heads} heads",))
+        check_heads(f"model {self.path}", num_heads, self.size("attention.head_count_kv", num_heads), head_size)
         windowed = ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa")
         for key in ("attention.value_length", "rope.dimension_count", *windowed):
             if (value := self.size(key, head_size)) != head_size:
@@ -224,6 +226,7 @@ class _Metadata:
         size, base, factor = self.head_size(), self.positive("rope.freq_base", 10000.0), self.rope_factor()
         scaling = self.get("rope.scaling.type", str, "linear")
         if scaling == "yarn":
+            self.check_yarn(base, factor)
             original = self.size("rope.scaling.original_context_length", self.size("context_length"))
             rope = yarn_rope(size, base, factor, original)
         else:  # "none" ignores the factor
@@ -231,6 +234,13 @@ class _Metadata:
         if divisors is not None:
             rope = divided_rope(rope, divisors)
         return Rope(rope.frequencies, rope.magnitude * self.attn_factor())
+
+    def check_yarn(self, base: float, factor: float) -> None:
+        """Pairs that all turn alike have no ramp; a context that shrinks would lengthen a window's vectors, too."""
+        if base <= 1.0:
+            raise self.wrong("rope.freq_base", base, "above 1 with YaRN")
+        if factor < 1.0:
+            raise self.wrong("rope.scaling.factor", factor, "1 or more with YaRN")
 
     def window_rope(self) -> Rope:
         """Its base is another, and it is never scaled."""
@@ -255,20 +265,6 @@ class _Metadata:
         if not (values > 0.0).all():
             raise ModelFormatError(f"model {self.path}: {_ROPE_DIVISORS} has values of 0 or less; use another GGUF")
         return values
-
-    # -------------------------------------------------------------------------------------------------- vocabulary
-
-    def raw_tokens(self) -> list[bytes]:
-        texts = self.fields.get("tokenizer.ggml.tokens")
-        if not isinstance(texts, list) or not texts or not isinstance(texts[0], bytes):
-            raise ModelFormatError(
-                f"model {self.path} has no tokenizer.ggml.tokens; expected a vocabulary, use another GGUF"
-            )
-        return texts
-
-    def tokens(self) -> tuple[str, ...]:
-        """The vocabulary as the file spells it; bytes that are no UTF-8 become lone surrogates."""
-        return tuple(text.decode("utf-8", errors="surrogateescape") for text in self.raw_tokens())
 
 
 def _vector(path: Path, place: TensorPlace) -> Floats:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.core.check import check_int
-from edgespec.devices.probe import usable_cpus
+from edgespec.devices.probe import usable_threads
 from quantize.draft import Progress, build_draft
 from quantize.source import open_source
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 MAX_TEXT = 256  # tokens of a text that the model writes, beside its template's
 _BUILD_SHARE = 0.3  # of the progress
+# Tokens of a corpus that follow each other go into one half, since texts repeat their own words; fewer where the corpus
+# is short, so that both halves get about the same.
+_MAX_BLOCK, _NUM_BLOCKS, _BYTES_PER_TOKEN = 1024, 8, 4
 
 Ids = NDArray[np.int64]
 Counts = NDArray[np.float64]
@@ -80,14 +83,17 @@ def choose_head(
     check_int("num_ids", num_ids, 1, num_vocab)
     check_int("num_tokens", num_tokens, 1)
     check_int("seed", seed, 0)
-    threads = usable_cpus() if num_threads is None else num_threads
-    check_int("num_threads", threads, 1)
+    check_int("num_threads", 1 if num_threads is None else num_threads, 1)
+    threads = usable_threads(num_threads)
     with open_text_side(source, opened.tokens) as side:
         always = np.array(sorted(side.end_tokens | side.special), dtype=np.int64)
         check_int(f"num_ids, with {len(always)} special tokens", num_ids, max(1, len(always)), num_vocab)
         num_ctx = min(opened.dimensions.num_ctx, len(side.start) + len(side.bridge) + MAX_TEXT)
-        written = _written(source, side, num_ctx, num_tokens, seed, threads, report)
-        with contextlib.closing(_read(corpus, side, report) if corpus else written) as pieces:
+        if corpus:
+            pieces = _read(corpus, side, report)
+        else:
+            pieces = _written(source, side, num_ctx, num_tokens, seed, threads, report)
+        with contextlib.closing(pieces):
             counts = _count(pieces, num_vocab)
     report("done", 1.0)
     ids = _most_frequent(counts.sum(axis=0), always, num_ids)
@@ -117,10 +123,16 @@ def _coverage(counts: Counts, always: Ids, num_ids: int) -> float:
 
 
 def _read(corpus: abc.Sequence[Path], side: TextSide, report: Progress) -> Pieces:
-    from quantize.head_corpus import read_texts
+    """Blocks of the corpus take turns in the two halves: the files may be a single text, or differ a lot in length."""
+    from quantize.head_corpus import num_bytes, read_texts
 
-    for number, (text, fraction) in enumerate(read_texts(corpus)):
-        yield number, np.asarray(side.encode(text), dtype=np.int64), 1.0
+    block = max(1, min(_MAX_BLOCK, num_bytes(corpus) // (_BYTES_PER_TOKEN * _NUM_BLOCKS)))
+    num_read = 0
+    for text, fraction in read_texts(corpus):
+        ids = np.asarray(side.encode(text), dtype=np.int64)
+        half = (num_read + np.arange(len(ids))) // block % 2
+        yield from ((number, ids[half == number], 1.0) for number in (0, 1))
+        num_read += len(ids)
         report("counting", fraction)
 
 
@@ -136,10 +148,10 @@ def _written(
     from quantize.head_writer import NUM_SLOTS, Writer
 
     with tempfile.TemporaryDirectory(prefix="edgespec-head-") as folder, contextlib.ExitStack() as undo:
-        draft = build_draft(
+        built = build_draft(
             source, Path(folder) / "draft", bits=8, progress=lambda stage, done: report(stage, _BUILD_SHARE * done)
         )
-        drafter = OnnxDrafter.open(draft, num_ctx=num_ctx, num_threads=num_threads, num_slots=NUM_SLOTS)
+        drafter = OnnxDrafter.open(built, num_ctx=num_ctx, num_threads=num_threads, num_slots=NUM_SLOTS)
         undo.callback(drafter.close)
         pieces = Writer(drafter, side, num_ctx, seed).pieces()
         places = ((number, *place) for number, draft in pieces for place in draft.distributions or ())

@@ -22,7 +22,7 @@ def read_texts(paths: abc.Sequence[Path]) -> abc.Iterator[tuple[str, float]]:
     A .jsonl file has a JSON text, or an object, or a list of those, on each line; of an object the values of KEYS
     count. Any other file is text as it is. UTF-8. Raises FileAccessError, or ParameterError for what is no text.
     """
-    total = sum(map(_size, paths))
+    total = num_bytes(paths)
     done, empty = 0, True
     for path in paths:
         for text, position in _pieces(path):
@@ -31,6 +31,11 @@ def read_texts(paths: abc.Sequence[Path]) -> abc.Iterator[tuple[str, float]]:
         done += _size(path)
     if empty:
         raise ParameterError(f"corpus: {', '.join(path.name for path in paths)} holds no text; give files that do")
+
+
+def num_bytes(paths: abc.Sequence[Path]) -> int:
+    """Of all files together. Raises FileAccessError."""
+    return sum(map(_size, paths))
 
 
 def _size(path: Path) -> int:

@@ -7,22 +7,23 @@ Two formats: a GGUF (general.type "imatrix", tensors NAME.in_sum2 and NAME.count
 from __future__ import annotations
 
 import collections.abc as abc
-import struct
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import FileAccessError, ModelFormatError, ModelNotFoundError
+from quantize.extras import require
+
+if TYPE_CHECKING:
+    from quantize.gguf_header import TensorPlace
 
 Floats = NDArray[np.float32]
 Shapes = abc.Mapping[str, tuple[int, ...]]
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _MAX_ENTRIES, _MAX_NAME = 2**20, 2**10
-# What the GGUF reader raises when it walks bytes that are not what they should be.
-_PARSE_ERRORS = (ValueError, IndexError, KeyError, TypeError, OverflowError, AssertionError, MemoryError, struct.error)
 
 
 def read_imatrix(path: Path) -> dict[str, Floats]:
@@ -34,12 +35,12 @@ def read_imatrix(path: Path) -> dict[str, Floats]:
         with path.open("rb") as stream:
             is_gguf = stream.read(4) == b"GGUF"
             stream.seek(0)
-            found = _read_gguf(path) if is_gguf else _read_legacy(stream)
+            found = _read_gguf(stream) if is_gguf else _read_legacy(stream)
     except FileNotFoundError:
         raise ModelNotFoundError(f"no importance matrix at {path}; check the path") from None
     except OSError as error:
         raise FileAccessError(f"{path} cannot be read: {error.strerror or error}; check its permissions") from error
-    except _PARSE_ERRORS as error:
+    except (ValueError, KeyError, MemoryError) as error:
         raise ModelFormatError(
             f"{path} is no importance matrix ({error or type(error).__name__}); make one with llama-imatrix, or get it "
             "again"
@@ -66,11 +67,15 @@ def check_imatrix(path: Path, matrix: abc.Mapping[str, Floats], shapes: Shapes) 
             )
 
 
-def _read_gguf(path: Path) -> dict[str, Floats]:
+def _read_gguf(stream: BinaryIO) -> dict[str, Floats]:
     """Sums over tokens, divided by how many there were; an expert that saw none counts evenly."""
-    import gguf
+    require("gguf")
+    from quantize.gguf_header import PARSE_ERRORS, parse_header
 
-    tensors = {tensor.name: _floats(tensor) for tensor in gguf.GGUFReader(path).tensors}
+    try:
+        tensors = {name: _floats(stream, name, place) for name, place in parse_header(stream).tensors.items()}
+    except PARSE_ERRORS as error:
+        raise ValueError(error or type(error).__name__) from error
     found: dict[str, Floats] = {}
     for name, sums in tensors.items():
         if name.endswith(_SUMS):
@@ -83,10 +88,12 @@ def _read_gguf(path: Path) -> dict[str, Floats]:
     return found
 
 
-def _floats(tensor: Any) -> Floats:
-    if tensor.tensor_type.name != "F32":
-        raise ValueError(f"{tensor.name} is {tensor.tensor_type.name}, F32 expected")
-    return np.array(tensor.data, dtype=np.float32)
+def _floats(stream: BinaryIO, name: str, place: TensorPlace) -> Floats:
+    if place.kind.name != "F32":
+        raise ValueError(f"{name} is {place.kind.name}, F32 expected")
+    stream.seek(place.offset)
+    content = _exactly(stream, place.num_rows * place.row_bytes)
+    return np.frombuffer(content, "<f4").reshape(place.shape)
 
 
 def _read_legacy(stream: BinaryIO) -> dict[str, Floats]:

@@ -16,6 +16,7 @@ from edgespec.devices.memory import MemoryPlan, plan_memory
 from edgespec.devices.profile import Profile, as_toml
 from edgespec.devices.sizes import Budget, ModelShape, Setup
 from edgespec.errors import ModelFormatError, ParameterError, ProfileError
+from quantize.draft import Progress
 from quantize.folder import new_folder
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ SMALLER_TYPES = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_K_S", "Q3_K_M", "Q3_K_S
 
 _SAME_SIZE = 1.02  # two files of one type differ by this much: llama.cpp's mixtures change from version to version
 
-Progress = abc.Callable[[str, float], None]
 CheckTokens = abc.Callable[[abc.Sequence[str], abc.Sequence[str]], None]
 
 
@@ -107,10 +107,10 @@ def build_pair(
     report = progress or (lambda stage, fraction: None)
     report("reading", 0.0)
     job = _open(verifier, draft, profile, options)
+    check_corpus(options.corpus, options.head_vocab, profile)
     check_tokens(job.source.tokens, job.info.tokens)
     job.check_memory(budget)
-    sources = (*job.info.paths, draft, *options.corpus, *([options.imatrix] if options.imatrix else []))
-    with new_folder(out, MANIFEST, force=force, sources=sources) as folder:
+    with new_folder(out, MANIFEST, force=force, sources=job.sources) as folder:
         head = job.choose_head(within(report, 0.02, 0.2, "draft's head"))
         draft_shape = job.build_draft(folder / DRAFT, head, within(report, 0.2, 0.4, "draft"))
         files = job.write_verifier(folder, within(report, 0.4, 0.98, "verifier"))
@@ -138,6 +138,12 @@ def num_head_ids(asked: int | None, profile: Profile, num_vocab: int) -> int:
     if asked is not None:
         return asked
     return profile.draft.head_vocab if profile.draft.head_vocab < num_vocab else 0
+
+
+def check_corpus(corpus: abc.Sequence[Path], asked: int | None, profile: Profile) -> None:
+    """Raises ParameterError when there is a corpus, and nobody asks for a head that it would choose."""
+    if corpus and asked is None and not profile.draft.head_vocab:
+        raise ParameterError("corpus: it chooses the ids of a trimmed head, and none is asked for; give head_vocab too")
 
 
 def folder_bytes(folder: Path) -> int:
@@ -172,6 +178,12 @@ class _Job:
     kind: str
     predicted_bytes: int
     kept: bool
+
+    @property
+    def sources(self) -> list[Path]:
+        """All that is read."""
+        imatrix = [self.options.imatrix] if self.options.imatrix else []
+        return [*self.info.paths, self.source.path, *self.options.corpus, *imatrix]
 
     @property
     def head_vocab(self) -> int:
@@ -240,7 +252,7 @@ class _Job:
             path,
             self.kind,
             imatrix=options.imatrix,
-            allow_requantize=options.requantize,
+            requantize=options.requantize,
             num_threads=options.num_threads,
             progress=lambda stage, fraction: report(stage, 0.9 * fraction),
         )
@@ -262,9 +274,9 @@ class _Job:
 
         d = self.profile.draft
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", out.resolve().name).lstrip("._-")[:100] or "pair"
-        verifier_name = self.info.name or self.info.path.stem
         top: dict[str, Any] = {"format": FORMAT, "name": name}
-        top["description"] = f"{verifier_name} as {self.kind}, drafted by {self.source.path.stem} at {d.bits} bits"
+        verifier_name, draft_name = self.info.name or self.info.path.stem, _stem(self.source.path)
+        top["description"] = f"{verifier_name} as {self.kind}, drafted by {draft_name} at {d.bits} bits"
         top |= {"license": self._license(), "profile": self.profile.name}
         draft_sha256 = hashlib.sha256((draft / DRAFT_MANIFEST).read_bytes()).hexdigest()
         first, *parts = map(asdict, files)
@@ -280,6 +292,11 @@ class _Job:
         return verifier if draft == verifier else f"{verifier} (verifier), {draft} (draft)"
 
 
+def _stem(path: Path) -> str:
+    """What a file is called, or a folder, whose name may have dots."""
+    return path.absolute().name if path.is_dir() else path.stem
+
+
 def _open(verifier: Path, draft: Path, profile: Profile, options: PairOptions) -> _Job:
     """Open both sources and decide what the verifier is to be."""
     from quantize.gguf_shape import read_gguf
@@ -291,9 +308,12 @@ def _open(verifier: Path, draft: Path, profile: Profile, options: PairOptions) -
             f"{verifier} is a folder; expected a GGUF file: convert it with llama.cpp's own convert_hf_to_gguf.py"
         )
     info, source = read_gguf(verifier), open_source(draft)
-    kind = (options.kind or profile.verifier.gguf_type).upper()
-    wanted_bytes, have_bytes = predicted_bytes(verifier, kind), info.shape.weights_bytes
+    kind = (profile.verifier.gguf_type if options.kind is None else options.kind).upper()
+    have_bytes = info.shape.weights_bytes
+    wanted_bytes = have_bytes if info.file_type == kind else predicted_bytes(verifier, kind)
     if info.file_type == kind or (info.is_quantized and have_bytes <= wanted_bytes * _SAME_SIZE):
+        if options.imatrix is not None:
+            raise ParameterError(f"imatrix: {verifier} is {info.file_type} already and is kept as it is; leave it out")
         return _Job(info, source, profile, options, info.file_type, have_bytes, True)
     if info.is_quantized and not options.requantize:
         raise ParameterError(

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.errors import MissingDependencyError, ModelFormatError, ModelNotFoundError
+from edgespec.errors import ModelFormatError, ModelNotFoundError
 from quantize.architecture import Architecture
 from quantize.checkpoint_config import CheckpointConfig, read_config, read_json
-from quantize.safetensors_file import DTYPES, Floats, StoredMatrix, StoredTensor, read_header, short, unreadable
+from quantize.extras import require
+from quantize.safetensors_file import DTYPES, Floats, StoredMatrix, StoredTensor, read_header, short
 from quantize.source import Dimensions, file_sha256, tensors
 
 CONFIG, TOKENIZER, WEIGHTS, INDEX = "config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"
@@ -50,11 +51,8 @@ class SafetensorsSource:
     def sha256(self) -> str:
         """See Source.sha256."""
         digest = hashlib.sha256()
-        try:
-            for path in sorted({self.path / CONFIG, *(tensor.path for tensor in self.stored.values())}):
-                digest.update(path.name.encode("utf-8", "surrogateescape") + b"\0" + bytes.fromhex(file_sha256(path)))
-        except OSError as error:
-            raise unreadable(self.path, error) from error
+        for path in sorted({self.path / CONFIG, *(tensor.path for tensor in self.stored.values())}):
+            digest.update(path.name.encode("utf-8", "surrogateescape") + b"\0" + bytes.fromhex(file_sha256(path)))
         return digest.hexdigest()
 
 
@@ -170,12 +168,9 @@ def open_tokenizer(folder: Path) -> Any:
     Raises ModelNotFoundError, ModelFormatError or MissingDependencyError.
     """
     path = folder / TOKENIZER
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise MissingDependencyError(
-            "reading a checkpoint needs tokenizers; get it with: pip install 'edgespec[quantize]'"
-        ) from error
+    require("tokenizers")
+    import tokenizers
+
     if not path.is_file():
         raise ModelNotFoundError(f"{path} is not there; download it, or save the tokenizer in this form")
     try:

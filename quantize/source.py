@@ -10,10 +10,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.errors import FileAccessError, ModelFormatError
 from quantize.architecture import GLOBAL, Architecture, Tensor
+from quantize.extras import require
 from quantize.rope import Rope
 
 Floats = NDArray[np.float32]
+
+# What a file may claim; more is damage, and would take the memory before it is found out.
+MAX_SIZE, MAX_LAYERS, MAX_HEAD_SIZE = 2**31 - 1, 4096, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +114,29 @@ def tensors(architecture: Architecture, num_layers: int) -> dict[str, tuple[str,
     return found
 
 
+def check_heads(model: str, num_heads: int, num_kv_heads: int, head_size: int) -> None:
+    """Raise ModelFormatError unless ONNX Runtime's GroupQueryAttention can do them: it rotates whole heads of a
+    multiple of 16, and shares key heads evenly. ``model`` begins the message."""
+    if head_size % 16 or head_size > MAX_HEAD_SIZE:
+        raise ModelFormatError(
+            f"{model} has head size {head_size}; supported: multiples of 16 up to {MAX_HEAD_SIZE}; use another model"
+        )
+    if num_heads % num_kv_heads:
+        raise ModelFormatError(
+            f"{model} has number of key heads {num_kv_heads}; supported: divisors of its {num_heads} heads; "
+            "use another model"
+        )
+
+
 def file_sha256(path: Path) -> str:
+    """Raises FileAccessError."""
     digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
+    try:
+        with path.open("rb") as stream:
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+    except OSError as error:
+        raise FileAccessError(f"{path} cannot be read: {error.strerror or error}; check its permissions") from error
     return digest.hexdigest()
 
 
@@ -127,6 +150,7 @@ def open_source(path: Path) -> Source:
         from quantize.safetensors_source import open_checkpoint
 
         return open_checkpoint(path)
+    require("gguf")
     from quantize.gguf_source import open_gguf
 
     return open_gguf(path)

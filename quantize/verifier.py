@@ -5,14 +5,15 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-import re
 import shutil
 from pathlib import Path
 
-from edgespec.devices.probe import usable_cpus
+from edgespec.devices.probe import usable_threads
 from edgespec.errors import FileAccessError, ModelFormatError, ModelNotFoundError, ParameterError
+from quantize.draft import Progress
 from quantize.folder import new_file
-from quantize.verifier_process import Job, Plan, Progress, started
+from quantize.split import parts
+from quantize.verifier_process import Job, Plan, started
 
 logger = logging.getLogger("edgespec")
 
@@ -55,8 +56,6 @@ TYPES = {
     "Q1_0": 40,
 }
 
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
-
 
 def quantize_verifier(
     source: Path,
@@ -64,7 +63,7 @@ def quantize_verifier(
     kind: str,
     *,
     imatrix: Path | None = None,
-    allow_requantize: bool = False,
+    requantize: bool = False,
     num_threads: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
@@ -74,7 +73,7 @@ def quantize_verifier(
     source            a GGUF; of a split one its first file (what is written is one file)
     kind              a name of TYPES. Rows that a type's blocks do not divide get the next larger type that fits
     imatrix           importance matrix of this model, for the types below 3 bits, and better ones above
-    allow_requantize  accept a source that is quantized already: each time costs quality
+    requantize  accept a source that is quantized already: each time costs quality
     num_threads       None: the usable CPUs
     force             replace ``out``; a source is never written
     progress          called on this thread with what is being done and the finished fraction, 0 to 1
@@ -87,10 +86,10 @@ def quantize_verifier(
     job = Job(source, TYPES[kind], imatrix, _checked_threads(num_threads))
     report = progress or (lambda stage, fraction: None)
     report("reading", 0.0)
-    shards = _checked_source(source)
-    with new_file(out, force=force, sources=shards) as made, started(job, made) as child:
+    files = _checked_parts(source)
+    with new_file(out, force=force, sources=files) as made, started(job, made) as child:
         plan = child.plan()
-        _check_plan(plan, job, kind, allow_requantize)
+        _check_plan(plan, job, kind, requantize)
         _check_room(out, sum(tensor.target_bytes for tensor in plan.tensors))
         child.convert(plan, report)
     report("done", 1.0)
@@ -102,10 +101,10 @@ def predicted_bytes(source: Path, kind: str) -> int:
     needs one is no error here. Exact but for some hundred bytes of metadata. Raises as ``quantize_verifier`` does.
     """
     job = Job(source, TYPES[_checked_type(kind)], None, 1)
-    shards = _checked_source(source)
+    files = _checked_parts(source)
     with started(job, Path(os.devnull)) as child:
         tensors = child.plan().tensors
-    header = sum(shard.stat().st_size for shard in shards) - sum(tensor.source_bytes for tensor in tensors)
+    header = sum(file.stat().st_size for file in files) - sum(tensor.source_bytes for tensor in tensors)
     return max(header, 0) + sum(tensor.target_bytes for tensor in tensors)
 
 
@@ -119,17 +118,16 @@ def _checked_type(kind: str) -> str:
 
 
 def _checked_threads(num_threads: int | None) -> int:
-    if num_threads is None:
-        return usable_cpus()
-    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
+    is_number = isinstance(num_threads, int) and not isinstance(num_threads, bool)
+    if num_threads is not None and (not is_number or num_threads < 1):
         raise ParameterError(f"num_threads: got {num_threads!r}; allowed: a whole number of 1 or more")
-    return num_threads
+    return usable_threads(num_threads)
 
 
-def _checked_source(source: Path) -> list[Path]:
+def _checked_parts(source: Path) -> tuple[Path, ...]:
     """The files the model is made of. Only what can be seen without llama.cpp is looked at."""
-    shards = _shards(source)
-    for path in shards:
+    found = parts(source)
+    for path in found:
         try:
             if path.exists() and not path.is_file():
                 raise FileAccessError(f"{path} is not a regular file; give the path of a GGUF file")
@@ -144,28 +142,16 @@ def _checked_source(source: Path) -> list[Path]:
             raise ModelFormatError(
                 f"{path}: not a GGUF file, it begins with {magic!r}; download it again or choose another"
             )
-    return shards
+    return found
 
 
-def _shards(source: Path) -> list[Path]:
-    split = _SHARD.fullmatch(source.name)
-    if split is None:
-        return [source]
-    stem, count = split["stem"], int(split["count"])
-    if int(split["index"]) != 1:
-        raise ParameterError(
-            f"{source} is a later part of a split model; give its first, {stem}-00001-of-{count:05}.gguf"
-        )
-    return [source.with_name(f"{stem}-{index:05}-of-{count:05}.gguf") for index in range(1, count + 1)]
-
-
-def _check_plan(plan: Plan, job: Job, kind: str, allow_requantize: bool) -> None:
+def _check_plan(plan: Plan, job: Job, kind: str, requantize: bool) -> None:
     again = [tensor for tensor in plan.tensors if tensor.requantized]
-    if again and not allow_requantize:
+    if again and not requantize:
         raise ParameterError(
             f"{job.source} is quantized already: {len(again)} of its {len(plan.tensors)} tensors would go from "
             f"{again[0].source} to {kind}, which costs quality twice; start from the F16 or BF16 file, or allow it "
-            "(allow_requantize)"
+            "(requantize)"
         )
     if job.imatrix is not None:
         from quantize.imatrix import check_imatrix, read_imatrix

@@ -18,8 +18,7 @@ from typing import IO, Any
 
 from edgespec import errors
 from edgespec.errors import BackendError, FileAccessError, ModelFormatError
-
-Progress = abc.Callable[[str, float], None]
+from quantize.draft import Progress
 
 CHILD = (sys.executable, "-m", "quantize.verifier_child")
 # Its environment is this process's, without what makes Python itself talk, wait or fail.
@@ -37,7 +36,7 @@ _EARLY, _LATE = 0.02, 0.97  # fractions of progress between which tensors are co
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class PlannedTensor:
     """One line of llama.cpp's plan; bytes are padded as in the file."""
 
     name: str
@@ -54,13 +53,13 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[PlannedTensor, ...]
     needs_imatrix: bool
     num_fallback: int
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Plan:
-        tensors = tuple(Tensor(name, tuple(shape), *rest) for name, shape, *rest in content["tensors"])
+        tensors = tuple(PlannedTensor(name, tuple(shape), *rest) for name, shape, *rest in content["tensors"])
         return cls(tensors, content["needs_imatrix"], content["num_fallback"])
 
 

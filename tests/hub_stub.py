@@ -67,6 +67,8 @@ class HubStub:
     failures: list[int | tuple[str, int]] = field(default_factory=list)
     ignores_range: bool = False
     listing_text: str = ""  # sent instead of any listing
+    commit: str = COMMIT  # that listings are of
+    location: str = ""  # where requests for content are redirected to, instead of to the content
 
     def add(self, name: str, files: dict[str, bytes]) -> Repository:
         self.repositories[name] = Repository(files)
@@ -166,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif revision not in ("main", COMMIT):
             self._send(404, {"X-Error-Code": "RevisionNotFound"})
         else:
-            content = {"id": name, "modelId": name, "sha": COMMIT, "siblings": repository.listing()}
+            content = {"id": name, "modelId": name, "sha": self.hub.commit, "siblings": repository.listing()}
             self._send(200, {"Content-Type": "application/json"}, json.dumps(content).encode())
 
     def _resolve(self, name: str, revision: str, path: str) -> None:
@@ -180,7 +182,8 @@ class _Handler(BaseHTTPRequestHandler):
             etag = hashlib.sha256(repository.files[path]).hexdigest()
             headers = {"X-Repo-Commit": COMMIT, "X-Linked-Size": str(len(content)), "X-Linked-Etag": f'"{etag}"'}
             port = self.hub.address.rpartition(":")[2]
-            self._send(302, headers | {"Location": f"http://localhost:{port}/cdn/{name}/{path}"})
+            location = self.hub.location or f"http://localhost:{port}/cdn/{name}/{path}"
+            self._send(302, headers | {"Location": location})
 
     def _content(self, name: str, path: str) -> None:
         repository = self.hub.repositories[name]

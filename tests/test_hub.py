@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import close_session, constants
 
-from edgespec import hub
+from edgespec import hub, hub_access
 from edgespec.errors import DownloadError, EdgespecError, FileAccessError, MissingDependencyError
 from tests.hub_stub import COMMIT, HubStub, environment, in_use
 
@@ -122,6 +122,44 @@ def test_a_hub_that_is_not_there_is_named(stub: HubStub, monkeypatch: pytest.Mon
     assert address in refused(DownloadError, hub.find, REPOSITORY, "*")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HTTPS_PROXY", "socks5://127.0.0.1:9"),  # needs a package that huggingface_hub does not bring
+        ("HTTPS_PROXY", "no-proxy://127.0.0.1:9"),
+        ("SSL_CERT_FILE", "/nonexistent"),
+        ("HF_TOKEN", "hf_\u00e4"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(
+    stub: HubStub, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    close_session()
+    monkeypatch.setenv(name, value)
+    message = refused(DownloadError, hub.find, REPOSITORY, "*")
+    assert "check the proxy (HTTPS_PROXY, ALL_PROXY), SSL_CERT_FILE, and what begins with HF_" in message
+    assert stub.requests == []
+
+
+def test_credentials_that_cannot_be_read_are_named(
+    stub: HubStub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "file" / "token"))
+    assert "what begins with HF_" in refused(DownloadError, hub.find, REPOSITORY, "*")
+
+
+@pytest.mark.parametrize("commit", ["../../elsewhere", "/elsewhere", "main", "", None])
+def test_a_commit_that_would_lead_elsewhere_is_refused(stub: HubStub, commit: Any) -> None:
+    stub.commit = commit
+    assert "does not answer as the hub does" in refused(DownloadError, hub.find, REPOSITORY, "*")
+
+
+def test_an_address_that_is_none_is_refused(stub: HubStub) -> None:
+    stub.location = "http://[none"
+    assert "does not answer as the hub does" in refused(DownloadError, hub.check_access, the_file())
+
+
 def test_offline_mode_is_respected(stub: HubStub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE" in refused(DownloadError, hub.find, REPOSITORY, "*")
@@ -129,7 +167,7 @@ def test_offline_mode_is_respected(stub: HubStub, monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub._library.cache_clear()
+    hub_access.library.cache_clear()
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert "pip install 'edgespec[hub]'" in refused(MissingDependencyError, hub.find, REPOSITORY, "*")
 
@@ -204,6 +242,22 @@ def test_another_size_than_declared_is_refused(stub: HubStub, tmp_path: Path, se
     for call in (lambda: hub.check_access(the_file()), lambda: hub.download(the_file(), tmp_path)):
         assert f"{len(sent)} bytes" in refused(DownloadError, call)
     assert names(tmp_path) == []
+
+
+def test_what_came_is_not_lost_to_another_answer(stub: HubStub, tmp_path: Path) -> None:
+    """From a portal between here and the hub."""
+    file = the_file()
+    (tmp_path / "model.gguf.partial").write_bytes(DATA[:1000])
+    stub.repositories[REPOSITORY].sent["model.gguf"] = b"<html>log in first</html>"
+    stub.ignores_range = True
+    assert "25 bytes" in refused(DownloadError, hub.download, file, tmp_path)
+    assert (tmp_path / "model.gguf.partial").read_bytes() == DATA[:1000]
+
+
+def test_a_file_that_was_damaged_since_it_came_is_fetched_again(stub: HubStub, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(DATA[:-1] + b"?")
+    assert "SHA-256" in refused(DownloadError, hub.download, the_file(), tmp_path)
+    assert hub.download(the_file(), tmp_path).read_bytes() == DATA
 
 
 def test_another_content_than_declared_is_thrown_away(stub: HubStub, tmp_path: Path) -> None:

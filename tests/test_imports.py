@@ -20,7 +20,7 @@ ALLOWED = {
     "edgespec.errors": set(),
     "edgespec.owner": set(),
     "edgespec.paths": set(),
-    "edgespec.hub": {"edgespec.errors", "edgespec.paths"},
+    "edgespec.hub": {"edgespec.errors", "edgespec.hub", "edgespec.paths"},
     "edgespec.pairs": {
         "edgespec.pairs",
         "edgespec.errors",

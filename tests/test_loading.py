@@ -235,7 +235,7 @@ def remove(path: Path) -> None:
 
 
 def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
 
 
 @pytest.mark.parametrize(

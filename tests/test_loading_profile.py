@@ -172,12 +172,21 @@ def test_a_pair_runs_with_the_profile_it_was_made_for(tiny_gguf: Path, own_folde
         assert (runtime.num_ctx, runtime.policy) == (64, Fixed(2, 0.3))
     with load(pair, num_threads=1, profile="auto") as runtime:
         assert runtime.num_ctx > 64
-    assert choose_profile(None, pair).name == choose_profile(profile, None).name
+    assert choose_profile(None, pair).name == choose_profile(profile).name
     assert choose_profile("auto", pair).name == "auto"
-    assert choose_profile(None, None) is choose_profile(None, "starter") is NO_PROFILE
+    assert choose_profile(None) is choose_profile(None, "starter") is choose_profile(None, None, "v.gguf") is NO_PROFILE
+
+
+def test_a_pair_of_ones_own_that_is_called_starter_keeps_its_profile(
+    tiny_gguf: Path, own_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_DATA_DIR", str(tmp_path))
+    (tmp_path / "pairs").mkdir()
+    pair_made_for("cpu-small", tmp_path / "pairs" / "starter", tiny_gguf, own_folder)
+    assert choose_profile(None).name == "cpu-small"
 
 
 def test_a_pair_made_for_an_unknown_profile_says_so(tiny_gguf: Path, own_folder: Path, tmp_path: Path) -> None:
     pair = pair_made_for("gone", tmp_path / "pair", tiny_gguf, own_folder)
-    with pytest.raises(ProfileError, match=r"is made for profile gone: .*, or give another one$"):
+    with pytest.raises(ProfileError, match=r"pair tiny is made for profile gone: .*, or give another one$"):
         load(pair)

@@ -1,26 +1,17 @@
-"""Pairs: their manifests, the verifier that comes in a package or beside them, the draft that is built once."""
+"""Pairs: their manifests, how one is found, and pairs that lie in a folder."""
 
 from __future__ import annotations
 
-import collections.abc as abc
 import hashlib
 import re
-import shutil
-import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edgespec import pairs
 from edgespec.core.sequence import SamplingParams
-from edgespec.devices.profile import profile_names
 from edgespec.errors import (
     EdgespecError,
-    FileAccessError,
-    MissingDependencyError,
     ModelFormatError,
     ModelNotFoundError,
     UnknownPairError,
@@ -28,9 +19,7 @@ from edgespec.errors import (
 from edgespec.loading import load
 from edgespec.pairs import Pair, known, load_pair, load_recipe, pair_names, what_is_missing
 from edgespec.pairs.pair import render
-from edgespec.pairs.sources import BuiltDraft, FileDraft, FileVerifier, HubDraft, HubVerifier, PackageVerifier, Part
-from edgespec.pairs.table import keys
-from edgespec.paths import data_dir
+from edgespec.pairs.sources import FileDraft, FileVerifier, Part
 from quantize import build_draft
 from tests.tiny import write_gguf
 
@@ -82,6 +71,10 @@ sha256 = "{SHA256}"
 MANIFEST = HEAD + IN_PACKAGE + BUILT
 
 
+def never(*_: object, **__: object) -> Path:
+    raise AssertionError("nothing is to be built")
+
+
 def refused(name: str, error: type[EdgespecError]) -> str:
     with pytest.raises(error) as caught:
         load_pair(name)
@@ -97,70 +90,6 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(known, "data_dir", lambda name: tmp_path / name)
     monkeypatch.setenv("EDGESPEC_DATA_DIR", str(tmp_path / "data"))
     return folder
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed package with a tiny verifier in it."""
-    folder = tmp_path / "site" / "tiny_verifier"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").touch()
-    write_gguf(folder / "tiny.gguf")
-    monkeypatch.syspath_prepend(folder.parent)
-    return folder
-
-
-@pytest.fixture
-def tiny(models: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
-    """A real pair, whose draft takes no time to build, and a cache that holds nothing yet."""
-    monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(models.parent / "cache"))
-    content = (package / "tiny.gguf").read_bytes()
-    text = MANIFEST.format(size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-    (models / "tiny.toml").write_text(text, encoding="utf-8")
-    return load_pair("tiny")
-
-
-# Manifests that ship
-
-
-@pytest.mark.parametrize("name", pair_names())
-def test_every_manifest_that_ships_is_right(name: str) -> None:
-    pair = load_pair(name)
-    assert pair.name == name
-    assert pair.license
-    assert set(pair.profiles) <= set(profile_names())
-    assert getattr(pair.draft, "bits", None) in (4, 8)
-    if isinstance(pair.verifier, HubVerifier):
-        assert pair.pulled == "never" or pair.pulled >= "2025"
-        assert pair.profiles
-        assert isinstance(pair.draft, HubDraft)
-
-
-def test_the_well_known_pairs_ship() -> None:
-    assert {pairs.DEFAULT_PAIR, "smollm2-1.7b", "qwen2.5-7b", "qwen3-8b", "llama-3.2-3b"} <= set(pair_names())
-
-
-def readme() -> str:
-    return (data_dir("models") / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_readme_explains_every_key_and_no_other() -> None:
-    explained = {
-        key
-        for line in readme().splitlines()
-        if re.match(r"\| `[a-z0-9_]+`[,` a-z0-9_]*\|", line)
-        for key in re.findall(r"`(\w+)`", line.split("|")[1])
-    }
-    kinds = (Pair, PackageVerifier, HubVerifier, FileVerifier, Part, BuiltDraft, HubDraft, FileDraft)
-    known_keys = {key for kind in kinds for key in keys(kind)} - {"verifier", "draft"}
-    assert explained == known_keys | {"format"}
-
-
-@pytest.mark.parametrize("name", [name for name in pair_names() if name != pairs.DEFAULT_PAIR])
-def test_the_readme_lists_every_pair_with_its_licence_and_whether_it_was_pulled(name: str) -> None:
-    pair = load_pair(name)
-    (line,) = (line for line in readme().splitlines() if line.startswith(f"| `{name}`"))
-    assert line.endswith(f"| {pair.license} | {pair.pulled} |")
 
 
 # Names and paths
@@ -405,146 +334,3 @@ def test_all_parts_of_a_split_verifier_are_wanted(folder: Path) -> None:
         split.check(split.find())
     (folder / "two.gguf").write_bytes(content)
     split.check(split.find())
-
-
-# The verifier
-
-
-def test_the_verifier_is_found_in_its_package(tiny: Pair, package: Path) -> None:
-    assert tiny.verifier.find() == package / "tiny.gguf"
-
-
-@pytest.mark.parametrize("gone", ["tiny.gguf", "__init__.py", "everything"])
-def test_a_missing_verifier_names_the_command_that_brings_it(tiny: Pair, package: Path, gone: str) -> None:
-    if gone == "everything":
-        package.rename(package.with_name("elsewhere"))
-    else:
-        (package / gone).unlink()
-    with pytest.raises(ModelNotFoundError, match="pip install tiny-verifier") as caught:
-        tiny.verifier.find()
-    assert "\n" not in str(caught.value)
-
-
-def test_a_verifier_of_another_size_is_refused(tiny: Pair, package: Path) -> None:
-    with (package / "tiny.gguf").open("ab") as file:
-        file.write(b"!")
-    with pytest.raises(ModelFormatError, match="pip install tiny-verifier --force-reinstall") as caught:
-        tiny.verifier.find()
-    assert "\n" not in str(caught.value)
-
-
-def test_no_draft_is_built_from_another_file_of_the_same_size(
-    tiny: Pair, package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = (package / "tiny.gguf").read_bytes()
-    (package / "tiny.gguf").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    monkeypatch.setattr("quantize.build_draft", never)
-    with pytest.raises(ModelFormatError, match=r"SHA-256.*pip install tiny-verifier --force-reinstall") as caught:
-        tiny.ensure_draft()
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.model
-def test_the_starter_verifier_is_the_file_its_manifest_describes(starter_gguf: Path) -> None:
-    load_pair("starter").verifier.check(starter_gguf)
-
-
-# The draft
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def never(*_: object, **__: object) -> Path:
-    raise AssertionError("nothing is to be built")
-
-
-def test_a_draft_is_built_once(tiny: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[str, float]] = []
-    folder = tiny.ensure_draft(lambda *step: told.append(step))
-    assert folder == tiny.draft_path
-    assert {"draft.toml", "model.onnx", "tokens.json"} <= set(names(folder))
-    assert told[-1][1] == 1.0
-    monkeypatch.setattr("quantize.build_draft", never)
-    assert tiny.ensure_draft() == folder
-
-
-def test_a_pair_loads_by_its_name_and_another_draft_replaces_its_own(tiny: Pair) -> None:
-    with load("tiny", num_threads=1) as runtime:
-        assert (runtime.verifier_name, runtime.draft_name) == ("tiny.gguf", tiny.draft_path.name)
-        assert runtime.generate("the", SamplingParams(max_tokens=4, temperature=0.0)).stats.drafted > 0
-    shutil.rmtree(tiny.draft_path)
-    with load("tiny", draft="lookup", num_threads=1) as runtime:
-        assert runtime.draft_name == "lookup"
-    assert not tiny.draft_path.exists()
-
-
-def test_two_at_once_both_get_the_whole_draft(tiny: Pair) -> None:
-    """Both are held back until both have begun to build."""
-    both = threading.Barrier(2, timeout=30)
-
-    def progress(stage: str, fraction: float) -> None:
-        if (stage, fraction) == ("reading", 0.0):
-            both.wait()
-
-    with ThreadPoolExecutor(2) as pool:
-        folders = [future.result() for future in [pool.submit(tiny.ensure_draft, progress) for _ in range(2)]]
-    assert folders == [tiny.draft_path] * 2
-    assert names(tiny.draft_path.parent) == [tiny.draft_path.name]
-    assert (tiny.draft_path / "draft.toml").is_file()
-
-
-def test_a_draft_that_appears_meanwhile_is_taken(tiny: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even one that differs from ours in its bytes (another version of a library wrote it)."""
-
-    def beaten(source: Path, out: Path, **_: object) -> Path:
-        out.mkdir(parents=True)
-        (out / "draft.toml").write_text("theirs", encoding="utf-8")
-        raise FileAccessError(f"{out} exists")
-
-    monkeypatch.setattr("quantize.build_draft", beaten)
-    assert (tiny.ensure_draft() / "draft.toml").read_text(encoding="utf-8") == "theirs"
-
-
-def broken_off(stage: str, fraction: float) -> None:
-    if stage == "writing":
-        raise KeyboardInterrupt
-
-
-def refuse(stage: str, fraction: float) -> None:
-    raise FileAccessError("the disk is full")
-
-
-@pytest.mark.parametrize(("progress", "error"), [(broken_off, KeyboardInterrupt), (refuse, FileAccessError)])
-def test_a_build_that_fails_leaves_nothing_and_the_next_one_succeeds(
-    tiny: Pair, progress: abc.Callable[[str, float], None], error: type[BaseException]
-) -> None:
-    with pytest.raises(error):
-        tiny.ensure_draft(progress)
-    assert list(tiny.draft_path.parent.glob("*")) == []
-    assert tiny.ensure_draft().is_dir()
-
-
-def test_a_cache_that_cannot_be_written_is_named(tiny: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(FileAccessError, match="cannot be written") as caught:
-        tiny.ensure_draft()
-    assert "\n" not in str(caught.value)
-
-
-def test_without_the_toolkit_the_error_says_what_to_install(tiny: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(MissingDependencyError, match="pip install"):
-        tiny.ensure_draft()
-    assert not tiny.draft_path.exists()
-
-
-def test_another_recipe_or_verifier_is_another_draft(tiny: Pair) -> None:
-    assert isinstance(tiny.draft, BuiltDraft)
-    assert isinstance(tiny.verifier, PackageVerifier)
-    other_bits = replace(tiny, draft=replace(tiny.draft, bits=4))
-    other_blocks = replace(tiny, draft=replace(tiny.draft, block_size=64))
-    other_file = replace(tiny, verifier=replace(tiny.verifier, sha256=SHA256))
-    assert len({pair.draft_path for pair in (tiny, other_bits, other_blocks, other_file)}) == 4

@@ -30,9 +30,10 @@ from edgespec.errors import (
     VocabularyMismatchError,
 )
 from edgespec.loading import load
-from edgespec.pairs import known, load_pair, load_recipe, pairs_dir
+from edgespec.pairs import known, load_pair, load_recipe
 from edgespec.pairs.pull import pull
 from edgespec.pairs.sources import FileDraft, FileVerifier
+from edgespec.paths import pairs_dir
 from tests import tiny
 from tests.hub_stub import COMMIT, HubStub, environment, in_use
 from tests.tiny import TinyConfig, write_gguf
@@ -158,6 +159,17 @@ def test_what_is_there_is_replaced_only_with_force(stub: HubStub) -> None:
     assert (folder / "mark").exists()
     assert get(force=True) == folder
     assert names(folder) == ["big-q4.gguf", "draft", "pair.toml"]
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_what_is_no_pair_is_never_replaced_and_nothing_is_fetched_for_it(stub: HubStub, force: bool) -> None:
+    folder = pairs_dir() / "small"
+    folder.mkdir(parents=True)
+    (folder / "thesis.txt").touch()
+    with pytest.raises(FileAccessError, match=r"has no pair\.toml, so it is not replaced; move it away"):
+        get(force=force)
+    assert names(folder) == ["thesis.txt"]
+    assert stub.requests == []
 
 
 def test_a_failed_pull_with_force_leaves_the_old_pair(stub: HubStub) -> None:

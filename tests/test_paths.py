@@ -29,7 +29,7 @@ def test_an_installation_has_its_data_inside_the_package(tmp_path: Path, monkeyp
 FOLDERS = {
     "EDGESPEC_CACHE_DIR": (paths.cache_dir, "XDG_CACHE_HOME"),
     "EDGESPEC_CONFIG_DIR": (paths.config_dir, "XDG_CONFIG_HOME"),
-    "EDGESPEC_DATA_DIR": (paths.models_dir, "XDG_DATA_HOME"),
+    "EDGESPEC_DATA_DIR": (paths.user_data_dir, "XDG_DATA_HOME"),
 }
 
 

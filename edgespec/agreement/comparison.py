@@ -14,7 +14,7 @@ from edgespec.agreement.scorers import Encode, Progress, Scorer, is_checkpoint, 
 from edgespec.agreement.texts import Piece, cut, read_texts
 from edgespec.core.check import check_int
 from edgespec.core.sampling import Row, most_likely
-from edgespec.devices.probe import usable_cpus
+from edgespec.devices.probe import usable_threads
 from edgespec.drafters import vocabulary
 from edgespec.errors import BackendError, ParameterError
 
@@ -32,7 +32,7 @@ def compare(
     num_threads: int | None = None,
     progress: Progress | None = None,
 ) -> Agreement:
-    """Say how well ``subject`` stands for ``source``, which is right by definition. Blocks; uses one thread's backends.
+    """Say how well ``subject`` stands for ``source``, which is right by definition. Blocks; all happens on this thread.
 
     subject, source  each a GGUF, a draft folder, a published .onnx (or its folder), or a checkpoint's folder; a
                      checkpoint is built at 32 bits into a temporary folder, which takes 4 bytes a weight
@@ -45,8 +45,8 @@ def compare(
     VocabularyMismatchError, MissingDependencyError, or BackendError (a model that fails, or gives NaN).
     """
     check_int("max_tokens", max_tokens, 1)
-    num_threads = usable_cpus() if num_threads is None else num_threads
-    check_int("num_threads", num_threads, 1)
+    check_int("num_threads", 1 if num_threads is None else num_threads, 1)
+    num_threads = usable_threads(num_threads)
     report = progress or (lambda stage, fraction: None)
     report("loading", 0.0)
     found = read_texts(texts, max_tokens)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections.abc as abc
 import contextlib
 import functools
-import re
 import tempfile
 from pathlib import Path
 from typing import Any, Protocol
@@ -142,7 +141,11 @@ def _check_there(path: Path) -> None:
 
 
 def is_checkpoint(path: Path) -> bool:
-    return (path / "config.json").is_file() and any(path.glob("*.safetensors")) and not (path / MANIFEST).exists()
+    """Raises FileAccessError where nobody may look."""
+    try:
+        return (path / "config.json").is_file() and any(path.glob("*.safetensors")) and not (path / MANIFEST).exists()
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 @contextlib.contextmanager
@@ -198,8 +201,6 @@ def _onnx_bytes(graph: Path) -> int:
 
 def _gguf_bytes(path: Path) -> int:
     """Of a split model, which is named by its first file, all parts together."""
-    split = re.fullmatch(r"(.+-)\d{5}(-of-\d{5}\.gguf)", path.name)
-    if split is None:
-        return path.stat().st_size
-    pattern = re.compile(rf"{re.escape(split[1])}\d{{5}}{re.escape(split[2])}")
-    return sum(part.stat().st_size for part in path.parent.iterdir() if pattern.fullmatch(part.name))
+    from quantize.split import parts
+
+    return sum(part.stat().st_size for part in parts(path) if part.is_file())

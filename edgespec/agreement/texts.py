@@ -80,24 +80,27 @@ def cut(
     """The texts as tokens: of each the same share from its beginning, so that about ``max_tokens`` positions remain.
 
     num_vocab  a piece ends before an id that one of the models cannot read
-    num_ctx    longer texts are read in pieces of so many tokens
+    num_ctx    longer texts are read in pieces of at most so many tokens, each of which begins as a text does: without
+               the token that begins one, some models make no sense of what follows
     Raises PromptError when nothing is left.
     """
     coded = [(text.category, encode(text.text)) for text in texts]
+    start = encode("")[:1]
     share = min(1.0, max_tokens / max(1, sum(len(ids) - 1 for _, ids in coded)))
     pieces = [
         Piece(category, part)
         for category, ids in coded
-        for part in _parts(ids[: round(share * (len(ids) - 1)) + 1], num_vocab, num_ctx)
+        for part in _parts(ids[: round(share * (len(ids) - 1)) + 1], start, num_vocab, num_ctx)
     ]
     if not pieces:
         raise PromptError("the texts give no two tokens in a row that both models can read; choose longer ones")
     return pieces
 
 
-def _parts(ids: list[int], num_vocab: int, num_ctx: int) -> abc.Iterator[list[int]]:
+def _parts(ids: list[int], start: list[int], num_vocab: int, num_ctx: int) -> abc.Iterator[list[int]]:
     end = next((i for i, token in enumerate(ids) if token >= num_vocab), len(ids))
-    for start in range(0, end, num_ctx):
-        part = ids[start : min(start + num_ctx, end)]
+    start = start if ids[:1] == start and num_ctx > 1 else []
+    for first in range(len(start), end, num_ctx - len(start)):
+        part = [*start, *ids[first : min(first + num_ctx - len(start), end)]]
         if len(part) > 1:
             yield part

@@ -8,6 +8,7 @@ import importlib
 import io
 import logging
 import os
+import signal
 import sys
 import threading
 
@@ -24,6 +25,8 @@ COMMANDS = {
     "profiles": ("edgespec.cli.profiles", "profiles", "What devices can do; which one this is."),
 }
 INTERRUPTED = 130
+_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_BY_SIGNAL = {INTERRUPTED, *(128 + number for number in _SIGNALS)}
 CANNOT_WRITE = FileAccessError.exit_code
 
 
@@ -64,12 +67,13 @@ def cli(ctx: click.Context) -> None:
 def main() -> None:
     """Entry point of the console script."""
     _tolerate_encodings()
+    _end_on_signals()
     with _log_to_stderr():
         code = _run()
-    if code == INTERRUPTED and any(thread.name == OWNER for thread in threading.enumerate()):
+    if code is not None and code in _BY_SIGNAL and any(thread.name == OWNER for thread in threading.enumerate()):
         # A model is still being loaded, which nothing can interrupt; there is nothing to save either.
         _flush()
-        os._exit(INTERRUPTED)
+        os._exit(code)
     sys.exit(code)
 
 
@@ -81,18 +85,57 @@ def _run() -> int | None:
         click.echo("".join(f"{line}\n" for line in error.plan), nl=False, err=True)
         return _fail(str(error), error.exit_code)
     except EdgespecError as error:
-        return _fail(str(error), error.exit_code)
+        return INTERRUPTED if _interrupted(error) else _fail(str(error), error.exit_code)
+    except ImportError as error:
+        if not _interrupted(error):
+            raise
+        return INTERRUPTED
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
+    except _Terminated as error:
+        return int(error.code)
     except OSError as error:
-        # Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if isinstance(error, BrokenPipeError):
-            return 1  # the reader of our output has gone, and knows it
-        return _fail(f"cannot write the output: {error.strerror or error}; free space or write elsewhere", CANNOT_WRITE)
+        return _fail_os(error)
     return code
+
+
+def _fail_os(error: OSError) -> int:
+    """An operating system's error nobody foresaw: of a file, or of standard output, which has no name."""
+    reason = error.strerror or error
+    if error.filename is not None:
+        return _fail(f"{os.fsdecode(error.filename)}: {reason}; check the path and its permissions", CANNOT_WRITE)
+    # Python would complain once more when it flushes at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if isinstance(error, BrokenPipeError):
+        return 1  # the reader of our output has gone, and knows it
+    return _fail(f"cannot write the output: {reason}; free space or write elsewhere", CANNOT_WRITE)
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C came before it: the import of compiled code makes an ImportError of that."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+class _Terminated(SystemExit):
+    """The process was asked to end; ``code`` says by which signal."""
+
+    code: int
+
+
+def _end_on_signals() -> None:
+    """``kill`` and a closed terminal end a command as Ctrl-C does: nothing half made stays behind."""
+    for number in _SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:  # not where the caller wants it ignored, as nohup does
+            signal.signal(number, _terminate)
+
+
+def _terminate(number: int, _: object) -> None:
+    signal.signal(number, signal.SIG_DFL)  # a second one does not wait for anybody
+    raise _Terminated(128 + number)
 
 
 def _flush() -> None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import collections.abc as abc
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.output import json_option, print_json
 from edgespec.cli.progress import bar
 from edgespec.errors import EdgespecError
-from edgespec.paths import data_dir
+from edgespec.paths import data_dir, pairs_dir
 
 if TYPE_CHECKING:
     from edgespec.cli.pair_check import Outcome
     from edgespec.pairs import Pair
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 @click.group(invoke_without_command=True)
@@ -35,11 +33,11 @@ def models(ctx: click.Context) -> None:
 @json_option
 def list_(as_json: bool) -> None:
     """List all pairs: the well-known ones and your own."""
-    from edgespec.pairs import manifests, pairs_dir
+    from edgespec.pairs import manifests
 
     rows = [_row(name, path) for name, path in sorted(manifests().items())]
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
@@ -59,7 +57,7 @@ def show(pair: str, as_json: bool) -> None:
     chosen = load_pair(pair)
     content = as_dict(chosen) | _state(chosen)
     if as_json:
-        _print_json(content)
+        print_json(content)
         return
     if chosen.pulled == NEVER:
         content["pulled"] = "never: nobody has seen this manifest work yet"
@@ -81,18 +79,18 @@ def pull(name: str, force: bool, as_json: bool) -> None:
     quantize.
     """
     from edgespec.cli.pair_check import check_vocabulary
-    from edgespec.pairs import as_dict, load_pair, load_recipe, pairs_dir, what_is_missing
+    from edgespec.pairs import MANIFEST, as_dict, load_pair, load_recipe, what_is_missing
     from edgespec.pairs.pull import pull as fetch
 
     recipe = load_recipe(name)
     folder = pairs_dir() / recipe.name
-    is_there = folder.exists() and not force and not what_is_missing(load_pair(str(folder)))
+    is_there = (folder / MANIFEST).is_file() and not force and not what_is_missing(load_pair(str(folder)))
     if not is_there:
         with bar(recipe.name) as progress:
             fetch(recipe, check_vocabulary, force=force, progress=progress)
     chosen = load_pair(str(folder))
     if as_json:
-        _print_json(as_dict(chosen) | _state(chosen) | {"was_there": is_there})
+        print_json(as_dict(chosen) | _state(chosen) | {"was_there": is_there})
         return
     click.echo(f"{folder} {'is there already; --force pulls it anew' if is_there else 'is ready'}")
     click.echo(f"use it: edgespec run --pair {recipe.name}")
@@ -121,7 +119,7 @@ def check(pair: str, max_tokens: int, texts: Path | None, threads: int | None, a
     with bar(chosen.name) as progress:
         found = list(check_pair(chosen, Prediction(max_tokens, texts, threads), progress))
     if as_json:
-        _print_json(
+        print_json(
             {"pair": chosen.name, "ok": all(one.ok for one in found), "checks": [one.as_dict() for one in found]}
         )
     else:
@@ -167,7 +165,3 @@ def _where(manifest: Path, pulled: str) -> str:
     if manifest.parent == data_dir("models"):
         return "shipped"
     return "installed" if pulled else "yours"
-
-
-def _print_json(content: Any) -> None:
-    click.echo(json.dumps(content, ensure_ascii=False))

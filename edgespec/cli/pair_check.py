@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.cli.progress import Progress
 from edgespec.errors import EdgespecError, ModelFormatError
 
 if TYPE_CHECKING:
     from edgespec.pairs import Pair
     from edgespec.text.tokenizer import Tokenizer
 
-Progress = abc.Callable[[str, float], None]
 LENGTHS = range(1, 9)  # drafts for which tokens per round are predicted
 # Prose, code, numbers, other scripts, an emoji of several code points, and white space of all kinds.
 SAMPLES = (
@@ -68,8 +68,8 @@ def check_pair(pair: Pair, prediction: Prediction, progress: Progress) -> abc.It
     if not (verifier.ok and draft.ok):
         return
     gguf, folder = pair.verifier.find(), pair.draft_path
-    vocabulary = _outcome("vocabulary", lambda: check_vocabulary(folder, gguf))
     yield _outcome("tokenizer", lambda: _fingerprints(folder, gguf))
+    vocabulary = _outcome("vocabulary", lambda: check_vocabulary(folder, gguf))
     yield vocabulary
     yield _outcome("round trip", lambda: _round_trip(folder, gguf))
     if vocabulary.ok and prediction.max_tokens:
@@ -95,15 +95,18 @@ def _sha256(pair: Pair, progress: Progress) -> Found:
 
 
 def _draft(pair: Pair, progress: Progress) -> Found:
-    """Built now where it is built on first use. The token list is compared with the SHA-256 noted when it was built."""
+    """Built now where it is built on first use. All its files are compared with the SHA-256 noted when it was built."""
     from edgespec.drafters.onnx_manifest import MANIFEST, DraftManifest
     from edgespec.pairs.pair import read_toml
     from edgespec.pairs.sources import check_sha256
 
     folder = pair.ensure_draft(progress)
     manifest = DraftManifest.read(folder / MANIFEST)
-    if noted := read_toml(folder / MANIFEST).get("tokens_sha256"):
-        check_sha256(folder / manifest.tokens, str(noted), pair.draft_remedy)
+    noted = read_toml(folder / MANIFEST).get("sha256", {})
+    if not isinstance(noted, dict):
+        raise ModelFormatError(f"{folder / MANIFEST}: sha256 is {noted!r}; allowed: a table; {pair.draft_remedy}")
+    for name, sha256 in noted.items():
+        check_sha256(folder / name, str(sha256), pair.draft_remedy, progress)
     return str(folder), {"path": str(folder), "num_layers": manifest.num_layers}
 
 

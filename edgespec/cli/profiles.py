@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.output import json_option, print_json
 from edgespec.devices.profile import (
     Profile,
     ProfileFile,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from edgespec.devices.probe import Box
 
 REPLACES = "yours, wins"  # over a shipped profile of the same name
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 @click.group(invoke_without_command=True)
@@ -47,7 +46,7 @@ def list_(as_json: bool) -> None:
     """List all profiles: the shipped ones and your own."""
     rows = [_row(file) for file in profile_files()]
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     width = max(len(row["name"]) for row in rows)
     for row in rows:
@@ -66,7 +65,7 @@ def show(name: str, as_json: bool) -> None:
     """
     profile = load_profile(name)
     if as_json:
-        _print_json(as_dict(profile))
+        print_json(as_dict(profile))
         return
     click.echo(as_toml(profile), nl=False)
 
@@ -90,7 +89,7 @@ def detect(as_json: bool) -> None:
     command = f"edgespec run --profile {shlex.quote(choice.profile.name)}"
     if as_json:
         reasons = [*choice.reasons, *notes]
-        _print_json({"profile": choice.profile.name, "reasons": reasons, "command": command, "box": _box(box)})
+        print_json({"profile": choice.profile.name, "reasons": reasons, "command": command, "box": _box(box)})
         return
     _print_choice(box, choice, notes)
     click.echo(f"use it: {command}")
@@ -105,10 +104,10 @@ def validate(file: Path, as_json: bool) -> None:
         read_profile(file)
     except ProfileError as error:
         if as_json:
-            _print_json({"file": str(file), "valid": False, "error": str(error)})
+            print_json({"file": str(file), "valid": False, "error": str(error)})
         raise
     if as_json:
-        _print_json({"file": str(file), "valid": True, "error": None})
+        print_json({"file": str(file), "valid": True, "error": None})
     else:
         click.echo("OK")
 
@@ -190,7 +189,3 @@ def _box(box: Box) -> dict[str, Any]:
 
 def _gib(num_bytes: int) -> float:
     return round(num_bytes / 2**30, 1)
-
-
-def _print_json(content: Any) -> None:
-    click.echo(json.dumps(content, ensure_ascii=False))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections.abc as abc
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from edgespec.cli.output import json_option, print_json
 from edgespec.cli.progress import bar
 from edgespec.errors import FileAccessError
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from quantize.head import HeadChoice
 
 MB = 1e6
-MAX_LAYERS = 4096
 _F = TypeVar("_F", bound=abc.Callable[..., Any])
 
 PATH = click.Path(path_type=Path, readable=False)
@@ -30,11 +29,13 @@ def _layers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[i
     """``0,1,26-29`` as layers."""
     try:
         return None if value is None else tuple(layer for part in value.split(",") for layer in _range(part.strip()))
-    except ValueError:
+    except (ValueError, OverflowError):
         raise click.BadParameter(f"got {value!r}; allowed: layers and ranges of them, as in 0,1,26-29") from None
 
 
 def _range(part: str) -> range:
+    from quantize.source import MAX_LAYERS
+
     first, dash, last = part.partition("-")
     found = range(int(first), int(last if dash else first) + 1)
     if not 0 < len(found) <= MAX_LAYERS:
@@ -51,7 +52,6 @@ def _options(*options: abc.Callable[[_F], _F]) -> abc.Callable[[_F], _F]:
     return add
 
 
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 FORCE = click.option("--force", is_flag=True, help="Replace what is there, if it is of the same kind.")
 THREADS = click.option("--threads", metavar="N", type=COUNT, help="CPU threads.  [default: the usable CPUs]")
 PROFILE = click.option("--profile", metavar="NAME", help="Take what is not given here from a device profile.")
@@ -91,7 +91,7 @@ def quantize(ctx: click.Context) -> None:
     "--block-size", type=click.Choice(["16", "32", "64", "128"]), help="Inputs that share a scale.  [default: 32]"
 )
 @click.option("--layers", metavar="0,1,28-29", callback=_layers, help="Keep these layers only.")
-@_options(HEAD, THREADS, PROFILE, JSON, FORCE)
+@_options(HEAD, THREADS, PROFILE, json_option, FORCE)
 def draft(
     source: Path,
     out: Path,
@@ -109,17 +109,16 @@ def draft(
     chosen = _profile(profile)
     from quantize.draft import build_draft
     from quantize.head import choose_head
-    from quantize.pair import folder_bytes, num_head_ids, within
+    from quantize.pair import check_corpus, folder_bytes, num_head_ids, within
     from quantize.source import open_source
 
     num_bits, size = int(bits or chosen.draft.bits), int(block_size or chosen.draft.block_size)
     num_ids = num_head_ids(head_vocab, chosen, open_source(source).dimensions.num_vocab)
-    head, start = None, 0.0
+    check_corpus(corpus, head_vocab, chosen)
+    _check_new(out, force)
     with bar("quantize draft") as progress:
-        if num_ids:
-            _check_new(out, force)
-            start, counting = 0.5, within(progress, 0.0, 0.5, "head")
-            head = choose_head(source, num_ids, corpus=corpus, num_threads=threads, progress=counting)
+        counting = within(progress, 0.0, 0.5, "head")
+        head = choose_head(source, num_ids, corpus=corpus, num_threads=threads, progress=counting) if num_ids else None
         build_draft(
             source,
             out,
@@ -128,7 +127,7 @@ def draft(
             layers=layers,
             head=head.ids if head else None,
             force=force,
-            progress=within(progress, start, 1.0, "draft"),
+            progress=within(progress, 0.5 if head else 0.0, 1.0, "draft"),
         )
     content = {"path": str(out), "size_bytes": folder_bytes(out), "bits": num_bits, "block_size": size}
     content |= {"layers": layers, "head_vocab": num_ids or None, "coverage": head.coverage if head else None}
@@ -143,7 +142,7 @@ def draft(
 @click.argument("source", type=PATH)
 @click.option("--out", metavar="FILE", type=PATH, required=True, help="The GGUF to write.")
 @click.option("--type", "kind", metavar="TYPE", help="Such as Q4_K_M.  [default: the profile's]")
-@_options(IMATRIX, REQUANTIZE, THREADS, PROFILE, JSON, FORCE)
+@_options(IMATRIX, REQUANTIZE, THREADS, PROFILE, json_option, FORCE)
 def verifier(
     source: Path,
     out: Path,
@@ -158,7 +157,7 @@ def verifier(
     """Write SOURCE, a GGUF, as a GGUF of another type. llama.cpp does it."""
     if kind is None and profile is None:
         raise click.UsageError("nothing says what to make; give --type, such as --type Q4_K_M, or --profile")
-    kind = (kind or _profile(profile).verifier.gguf_type).upper()
+    kind = (_profile(profile).verifier.gguf_type if kind is None else kind).upper()
     from quantize.verifier import quantize_verifier
 
     with bar("quantize verifier") as progress:
@@ -167,7 +166,7 @@ def verifier(
             out,
             kind,
             imatrix=imatrix,
-            allow_requantize=requantize,
+            requantize=requantize,
             num_threads=threads,
             force=force,
             progress=progress,
@@ -186,7 +185,7 @@ def verifier(
 @click.option("--profile", metavar="NAME", required=True, help="The device the pair is for.")
 @click.option("--out", metavar="DIR", type=PATH, required=True, help="The pair's folder.")
 @click.option("--type", "kind", metavar="TYPE", help="GGUF type of the verifier.  [default: the profile's]")
-@_options(HEAD, IMATRIX, REQUANTIZE, THREADS, JSON, FORCE)
+@_options(HEAD, IMATRIX, REQUANTIZE, THREADS, json_option, FORCE)
 def pair(
     verifier: Path,
     draft: Path,
@@ -221,12 +220,12 @@ def pair(
             progress=progress,
         )
     how = "as it was" if made.kept else "quantized"
+    content = {"profile": chosen.name, **made.as_dict()}
     text = [
         *made.plan.text(),
         f"{out}: {made.verifier_type} verifier, {how}, {_mb(made.verifier_bytes)}; draft, {_mb(made.draft_bytes)}",
         *_coverage(made.head),
     ]
-    content = {"profile": chosen.name, **made.as_dict()}
     _show(content, text, f"edgespec run --pair {shlex.quote(str(out))}", as_json)
 
 
@@ -250,7 +249,7 @@ def _budget(profile: Profile) -> Budget:
     "--text", metavar="FILE", type=PATH, help="Compare on this text.  [default: a few texts of edgespec's own]"
 )
 @click.option("--max-tokens", metavar="N", type=COUNT, default=2000, show_default=True)
-@_options(THREADS, PROFILE, JSON)
+@_options(THREADS, PROFILE, json_option)
 def report(
     subject: str,
     against: Path,
@@ -280,11 +279,11 @@ def report(
 
 def _parts(subject: str, against: Path) -> dict[str, Path]:
     """What is to be compared, by what it is in a pair: "draft" and "verifier"; a file alone is the "model"."""
-    path = Path(subject)
-    if path.suffix in (".gguf", ".onnx") or (path.is_dir() and not (path / "pair.toml").is_file()):
-        return {"model": path}
-    from edgespec.pairs import load_pair
+    from edgespec.pairs import MANIFEST, load_pair
 
+    path = Path(subject)
+    if path.suffix in (".gguf", ".onnx") or (path.is_dir() and not (path / MANIFEST).is_file()):
+        return {"model": path}
     chosen = load_pair(subject)
     verifier = chosen.verifier.find()
     with bar("report") as progress:
@@ -332,7 +331,7 @@ def _mb(num_bytes: int) -> str:
 def _show(content: dict[str, Any], text: list[str], next_command: str | None, as_json: bool) -> None:
     """The JSON object on standard output; or the text there, and what to do next on standard error."""
     if as_json:
-        click.echo(json.dumps(content, ensure_ascii=False))
+        print_json(content)
         return
     click.echo("\n".join(text))
     if next_command:

@@ -1,14 +1,14 @@
-"""What the commands print: answers, summaries, progress, lossless reports."""
+"""What ``edgespec run`` prints: answers, summaries, progress, lossless reports."""
 
 from __future__ import annotations
 
 import collections.abc as abc
-import json
 import sys
 from typing import Any
 
 import click
 
+from edgespec.cli.output import print_json
 from edgespec.engine.lossless import Divergence
 from edgespec.errors import LosslessError
 from edgespec.runtime import Chunk, Result, Runtime, Stream
@@ -40,7 +40,7 @@ def keep(text: str) -> None:
 def answer(runtime: Runtime, result: Result, *, as_json: bool) -> None:
     """The JSON object; or the newline after the text that was shown, and the summary."""
     if as_json:
-        click.echo(json.dumps(as_dict(runtime, result), ensure_ascii=False))
+        print_json(as_dict(runtime, result))
         return
     show("\n")
     click.echo(summary(runtime, result), err=True)

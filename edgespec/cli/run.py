@@ -160,7 +160,7 @@ class RunOptions:
         )
 
     def load(self) -> Runtime:
-        device = choose_profile(self.profile, self.pair)
+        device = choose_profile(self.profile, self.pair, self.verifier)
         mode = self._mode(device)
         length = device.speculation.num_candidates if self.draft_length is None else self.draft_length
         return load(

@@ -120,8 +120,8 @@ def _notes(box: Box) -> abc.Iterator[str]:
     if (box.num_nvidia_cards or box.is_jetson) and not (box.gpus or box.shared_gpus):
         what = "this is a Jetson" if box.is_jetson else f"NVIDIA's driver shows {box.num_nvidia_cards} of its GPUs"
         yield (
-            f"note: {what}, but llama.cpp lists none: built without CUDA; build llama-cpp-python again with "
-            "-DGGML_CUDA=ON in CMAKE_ARGS"
+            f"note: {what}, but llama.cpp lists none: hidden by CUDA_VISIBLE_DEVICES, or built without CUDA; unset the "
+            "one, or build llama-cpp-python again with -DGGML_CUDA=ON in CMAKE_ARGS"
         )
 
 

@@ -10,7 +10,8 @@ import collections.abc as abc
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgespec.devices.sizes import CONTEXT_STEP, GIB, Setup, Where
+from edgespec.devices.profile import GIB, PLAIN_KV_TYPES
+from edgespec.devices.sizes import CONTEXT_STEP, Setup, Where
 from edgespec.errors import MemoryBudgetError
 
 MIB = 2**20
@@ -235,10 +236,9 @@ def _fewer_gpu_layers(s: Setup) -> Setup | None:
 
 def _smaller_cache(s: Setup) -> Setup | None:
     """Half the bytes at next to no loss; llama.cpp wants flash attention for it."""
-    wide = {"f32", "f16", "bf16"}
-    if not s.flash_attention or not {s.kv_type_k, s.kv_type_v} & wide:
+    if not s.flash_attention or not {s.kv_type_k, s.kv_type_v}.intersection(PLAIN_KV_TYPES):
         return None
-    k, v = ("q8_0" if kind in wide else kind for kind in (s.kv_type_k, s.kv_type_v))
+    k, v = ("q8_0" if kind in PLAIN_KV_TYPES else kind for kind in (s.kv_type_k, s.kv_type_v))
     smaller = replace(s, kv_type_k=k, kv_type_v=v)
     return _fitting([smaller] if smaller.cache_fits else [])
 

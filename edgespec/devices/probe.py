@@ -6,6 +6,7 @@ Nothing here fails: what cannot be read is not there.
 from __future__ import annotations
 
 import collections.abc as abc
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,14 @@ import psutil
 
 from edgespec.devices.cgroup import cpu_quota, memory_limit, number, read
 
+logger = logging.getLogger("edgespec")
+
 ROOT = Path("/")
 DEVICE_TREE = ("model", "compatible")  # texts that end with NUL, one after the other
 DMI = ("sys_vendor", "product_name", "product_version", "board_vendor", "board_name")
 JETSON_RELEASE = "etc/nv_tegra_release"
+# The device tree's name of the board once more, which containers see: Docker hides the device tree from them.
+SOC_MACHINE, CPU_INFO, CPU_INFO_KEY = "sys/devices/soc0/machine", "proc/cpuinfo", "Model\t"
 
 
 class ListedDevice(Protocol):
@@ -95,6 +100,17 @@ def usable_cpus(root: Path = ROOT) -> int:
     return max(1, count if quota is None else min(count, int(quota + 0.5)))
 
 
+def usable_threads(asked: int | None) -> int:
+    """``asked`` threads, but no more than the usable CPUs: those beyond would only wait for each other, actively. None:
+    as many as there are. Whoever starts them checks that it is a number of 1 or more.
+    """
+    usable = usable_cpus()
+    if not isinstance(asked, int) or asked <= usable:
+        return usable if asked is None else asked
+    logger.warning("%d threads asked for, but only %d CPUs are usable: %d are started", asked, usable, usable)
+    return usable
+
+
 def usable_memory(root: Path = ROOT) -> tuple[int, int]:
     """Main memory in bytes: what this process can have at most, by the box and its control groups, and what is free."""
     stated = _meminfo(root)
@@ -126,6 +142,8 @@ def _meminfo(root: Path) -> dict[str, int]:
 
 def _machine(root: Path) -> tuple[str, ...]:
     texts = [text for name in DEVICE_TREE for text in read(root / "proc/device-tree" / name).split("\0")]
+    texts += [read(root / SOC_MACHINE)]
+    texts += [line.partition(":")[2] for line in read(root / CPU_INFO).splitlines() if line.startswith(CPU_INFO_KEY)]
     texts += [read(root / "sys/class/dmi/id" / name) for name in DMI]
     texts += read(root / JETSON_RELEASE).splitlines()[:1]
     cleaned = [" ".join("".join(c if c.isprintable() else " " for c in text).split()) for text in texts]

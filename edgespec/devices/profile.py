@@ -213,7 +213,7 @@ def read_profile(path: Path) -> Profile:
     content = _content(path)
     for key in content:
         if key not in SECTIONS:
-            raise ProfileError(f"{path}: unknown key or section {key!r}; {_nearest(key, SECTIONS, None)}; {HINT}")
+            raise ProfileError(f"{path}: unknown key or section {shown(key)}; {_nearest(key, SECTIONS, None)}; {HINT}")
     sections: dict[str, Any] = {
         name: _section(SECTIONS[name], table, f"{path} [{name}]") for name, table in content.items()
     }
@@ -232,7 +232,7 @@ def as_toml(profile: Profile) -> str:
 
 def _toml_files(folder: Path) -> dict[str, Path]:
     try:
-        return {path.stem: path for path in folder.iterdir() if path.suffix == ".toml"}
+        return {path.stem: path for path in folder.iterdir() if path.suffix == ".toml" and path.name[0] != "."}
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -265,7 +265,7 @@ def _section(kind: type[_T], table: Any, where: str) -> _T:
     known = {key.name: key for key in fields(kind)}
     for key in table:
         if key not in known:
-            raise ProfileError(f"{where}: unknown key {key!r}; {_nearest(key, known, kind)}; {HINT}")
+            raise ProfileError(f"{where}: unknown key {shown(key)}; {_nearest(key, known, kind)}; {HINT}")
     try:
         return kind(**{key: native(value, known[key]) for key, value in table.items()})
     except ProfileError as error:

@@ -6,11 +6,10 @@ import collections.abc as abc
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from edgespec.devices.profile import Device, Profile
+from edgespec.devices.profile import GIB, Device, Profile
 
 Where = Literal["main", "gpu"]
 
-GIB = 2**30
 USABLE = 0.9  # of what a box has, where a profile leaves its budget open: the rest is the system's
 CONTEXT_STEP = 256  # llama.cpp pads its KV cache to a multiple of this
 
@@ -106,8 +105,9 @@ class Budget:
         if device.unified_memory:
             return cls(main_bytes, 0, max(1, device.min_gpus))
         wanted_bytes = int(device.min_gpu_memory_gib * GIB)
-        if sum(size >= wanted_bytes for size in gpus_bytes) < device.min_gpus:
-            gpus_bytes = [wanted_bytes] * device.min_gpus
+        num_wanted = max(device.min_gpus, 1 if wanted_bytes else 0)
+        if sum(size >= wanted_bytes for size in gpus_bytes) < num_wanted:
+            gpus_bytes = [wanted_bytes] * num_wanted
         gpu_bytes = int(device.gpu_memory_budget_gib * GIB) or int(USABLE * sum(gpus_bytes))
         return cls(main_bytes, gpu_bytes, max(1, len(gpus_bytes)) if gpu_bytes else 0)
 
@@ -136,13 +136,13 @@ class Setup:
             verifier,
             draft,
             budget,
-            min(profile.serving.context, verifier.num_ctx),
-            profile.serving.max_batch_size,
-            profile.verifier.kv_type_k,
-            profile.verifier.kv_type_v,
-            profile.verifier.flash_attention != "off",
-            profile.verifier.gpu_layers,
-            profile.draft.provider != "cpu",
+            context=min(profile.serving.context, verifier.num_ctx),
+            num_slots=profile.serving.max_batch_size,
+            kv_type_k=profile.verifier.kv_type_k,
+            kv_type_v=profile.verifier.kv_type_v,
+            flash_attention=profile.verifier.flash_attention != "off",
+            gpu_layers=profile.verifier.gpu_layers,
+            draft_on_gpu=profile.draft.provider != "cpu",
         )
 
     @property

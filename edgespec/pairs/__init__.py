@@ -1,6 +1,6 @@
 """Pairs: which verifier and which draft model belong together. ``models/README.md`` explains the manifests."""
 
-from edgespec.pairs.known import load_pair, load_recipe, manifests, pair_names, pairs_dir, what_is_missing
+from edgespec.pairs.known import load_pair, load_recipe, manifests, pair_names, what_is_missing
 from edgespec.pairs.pair import MANIFEST, Pair, read_pair
 from edgespec.pairs.sources import HubVerifier, Progress
 from edgespec.pairs.table import NEVER, as_dict
@@ -19,7 +19,6 @@ __all__ = [
     "load_recipe",
     "manifests",
     "pair_names",
-    "pairs_dir",
     "read_pair",
     "what_is_missing",
 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from edgespec.errors import EdgespecError, UnknownPairError
 from edgespec.pairs.pair import MANIFEST, Pair, read_pair
 from edgespec.pairs.sources import BuiltDraft
-from edgespec.paths import data_dir, models_dir
+from edgespec.paths import data_dir, pairs_dir
 
 
 def load_pair(name_or_path: str) -> Pair:
@@ -45,11 +45,6 @@ def manifests() -> dict[str, Path]:
 
 def _shipped() -> dict[str, Path]:
     return {path.stem: path for path in data_dir("models").glob("*.toml")}
-
-
-def pairs_dir() -> Path:
-    """Where the user's own pairs lie, a folder each."""
-    return models_dir() / "pairs"
 
 
 def what_is_missing(pair: Pair) -> str:

@@ -25,7 +25,7 @@ from edgespec.pairs.sources import (
     Verifier,
     unreadable,
 )
-from edgespec.paths import cache_dir, models_dir
+from edgespec.paths import cache_dir, pairs_dir
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -56,7 +56,7 @@ class Pair:
         if isinstance(self.draft, FileDraft):
             return self.draft.folder / self.draft.path
         if isinstance(self.draft, HubDraft) or isinstance(self.verifier, HubVerifier):
-            return models_dir() / "pairs" / self.name / "draft"
+            return pairs_dir() / self.name / "draft"
         recipe = f"int{self.draft.bits}-b{self.draft.block_size}"
         return cache_dir() / "drafts" / f"{self.name}-{self.verifier.sha256[:12]}-{recipe}"
 
@@ -184,4 +184,4 @@ def _check_together(pair: Pair) -> None:
 
 def render(pair: Pair) -> str:
     """The manifest's text, which ``read_pair`` reads again."""
-    return tomli_w.dumps({"format": FORMAT, **table.content(pair)})
+    return tomli_w.dumps({"format": FORMAT, **table.short_dict(pair)})

@@ -13,7 +13,6 @@ from pathlib import Path
 from edgespec import hub
 from edgespec.drafters.onnx_manifest import MANIFEST as DRAFT_MANIFEST
 from edgespec.errors import FileAccessError, ModelFormatError, UnknownPairError
-from edgespec.pairs.known import pairs_dir
 from edgespec.pairs.pair import MANIFEST, Pair, render
 from edgespec.pairs.sources import (
     FileDraft,
@@ -25,7 +24,7 @@ from edgespec.pairs.sources import (
     Progress,
     file_sha256,
 )
-from edgespec.paths import models_dir
+from edgespec.paths import pairs_dir, user_data_dir
 
 DRAFT = "draft"
 _BUILD_SHARE = 0.1  # of the whole, as the progress bar sees it
@@ -49,9 +48,8 @@ def pull(pair: Pair, check: Check, *, force: bool = False, progress: Progress | 
         got = f"; {pair.verifier.install} brings its verifier" if isinstance(pair.verifier, PackageVerifier) else ""
         raise UnknownPairError(f"the pair {pair.name} does not come from the hub{got}")
     out = pairs_dir() / pair.name
-    if out.exists() and not force:
-        raise FileAccessError(f"{out} exists; pull with --force to replace it")
-    staging = models_dir() / "downloads" / pair.name
+    _check_replaceable(out, force)
+    staging = user_data_dir() / "downloads" / pair.name
     with hub.only_one(staging.with_name(f"{pair.name}.lock")):
         work = _Work.plan(pair, pair.verifier, staging, progress or (lambda stage, fraction: None))
         made = work.fetch()
@@ -59,6 +57,14 @@ def pull(pair: Pair, check: Check, *, force: bool = False, progress: Progress | 
         _publish(pair, made, out, force)
         shutil.rmtree(staging, ignore_errors=True)
     return out
+
+
+def _check_replaceable(out: Path, force: bool) -> None:
+    """Before gigabytes come, what new_folder would say after them."""
+    if out.exists() and not (out / MANIFEST).is_file():
+        raise FileAccessError(f"{out} exists and has no {MANIFEST}, so it is not replaced; move it away")
+    if out.exists() and not force:
+        raise FileAccessError(f"{out} exists; pull with --force to replace it")
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,10 @@ def check_known(got: abc.Iterable[str], known: list[str], where: str) -> None:
         raise ModelFormatError(f"{where}: unknown key {key!r}; allowed: {', '.join(near or sorted(known))}")
 
 
-def content(table: Any) -> dict[str, Any]:
+def short_dict(table: Any) -> dict[str, Any]:
     """``as_dict`` without what is at its default or empty: what a manifest holds."""
     values = {field.name: (getattr(table, field.name), field.default) for field in _key_fields(type(table))}
-    return {name: _plain(value, content) for name, (value, default) in values.items() if value not in (default, ())}
+    return {name: _plain(value, short_dict) for name, (value, default) in values.items() if value not in (default, ())}
 
 
 def as_dict(table: Any) -> dict[str, Any]:

@@ -89,7 +89,15 @@ def test_every_text_gives_the_same_share() -> None:
 
 def test_long_texts_become_pieces() -> None:
     pieces = cut([Text("a", "abcdefgh")], encode, max_tokens=100, num_vocab=1000, num_ctx=4)
-    assert pieces == [Piece("a", encode("abc")), Piece("a", encode("defg")[1:])]  # what is left is one token
+    assert pieces == [Piece("a", encode(part)) for part in ("abc", "def", "gh")]  # each with what begins a text
+
+
+def test_pieces_of_a_vocabulary_in_which_nothing_begins_a_text() -> None:
+    def bare(text: str) -> list[int]:
+        return encode(text)[1:]
+
+    pieces = cut([Text("a", "abcdefgha")], bare, max_tokens=100, num_vocab=1000, num_ctx=4)
+    assert pieces == [Piece("a", bare(part)) for part in ("abcd", "efgh")]  # what is left is one token
 
 
 def test_a_piece_ends_before_what_cannot_be_read() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc as abc
 import hashlib
 import json
+import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +15,10 @@ import pytest
 
 from edgespec.cli import main as entry
 from edgespec.cli.pair_check import LENGTHS, fingerprint, tokens_per_round
-from edgespec.pairs import Pair, known, load_pair, pairs_dir
+from edgespec.pairs import Pair, known, load_pair
 from edgespec.pairs.pair import render
 from edgespec.pairs.sources import FileDraft, FileVerifier
+from edgespec.paths import pairs_dir
 from quantize import build_draft
 from tests import tiny
 from tests.hub_stub import in_use
@@ -162,11 +164,15 @@ def test_pull_then_list_then_check(terminal: Terminal, hub: Any) -> None:
 
 def test_a_pulled_pair_that_is_damaged_says_how_to_get_it_again(terminal: Terminal, hub: Any) -> None:
     terminal.run("pull", "small")
-    (pairs_dir() / "small" / "big.gguf").unlink()
+    folder = pairs_dir() / "small"
+    (folder / "big.gguf").unlink()
     code, _, err = terminal.run("pull", "small")
     assert (code, "--force" in err) == (5, True)
     (row,) = terminal.json("list")
     assert "edgespec models pull small --force" in row["state"]
+    (folder / "pair.toml").unlink()
+    code, _, err = terminal.run("pull", "small")
+    assert (code, "move it away" in err) == (5, True)
 
 
 def test_a_download_that_fails_is_one_line_and_an_exit_code(terminal: Terminal, hub: Any) -> None:
@@ -222,6 +228,23 @@ def test_every_check_that_fails_is_a_line(terminal: Terminal, mine: Path) -> Non
     failed = [line for line in out.splitlines() if line.startswith("FAILED")]
     assert [line.split(":")[0] for line in failed] == ["FAILED verifier sha256", "FAILED draft model"]
     assert err.splitlines()[-1] == "Error: mine: 2 of 3 checks failed: verifier sha256, draft model"
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokens.json"])
+@pytest.mark.parametrize("damage", ["a bit", "half", "another's", "missing"])
+def test_a_damaged_draft_is_found(terminal: Terminal, mine: Path, tmp_path: Path, name: str, damage: str) -> None:
+    """Without its rows being looked at."""
+    path, config = mine / "draft" / name, TinyConfig(num_vocab=321, num_layers=3)
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "another's":
+        shutil.copy(build_draft(write_gguf(tmp_path / "o.gguf", config), tmp_path / "other") / name, path)
+    elif damage != "missing":
+        path.write_bytes(content[: len(content) // 2] if damage == "half" else content[:-1] + bytes([content[-1] ^ 1]))
+    code, out, err = terminal.run("check", "mine", "--max-tokens", "0")
+    assert (code, "FAILED draft model: " in out) == (5 if damage == "missing" else 4, True)
+    assert str(path) in out
+    assert err.splitlines()[-1] == "Error: mine: 1 of 3 checks failed: draft model"
 
 
 def test_a_missing_file_does_not_hide_the_other_side(terminal: Terminal, mine: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import collections.abc as abc
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +23,6 @@ Result = tuple[int, str, str]
 Edgespec = abc.Callable[..., Result]
 
 BIG = TinyConfig(width=128, num_layers=3, num_heads=4, num_hidden=256, seed=5)
-POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and limits of POSIX")
 
 
 @pytest.fixture
@@ -124,6 +121,17 @@ def test_a_trimmed_head_says_what_it_covers(edgespec: Edgespec, tiny_gguf: Path,
     assert edgespec(*arguments, "--force")[0] == 0
 
 
+def test_a_corpus_without_a_head_to_choose(
+    edgespec: Edgespec, big: Path, tiny_gguf: Path, corpus: Path, tmp_path: Path
+) -> None:
+    common = ("--out", tmp_path / "d", "--corpus", corpus)
+    assert "head_vocab" in only_error(edgespec("draft", tiny_gguf, *common))
+    (tmp_path / "whole.toml").write_text("[draft]\nhead_vocab = 0\n")
+    pair = ("pair", "--verifier", big, "--draft", tiny_gguf, "--profile", tmp_path / "whole.toml")
+    assert "head_vocab" in only_error(edgespec(*pair, *common))
+    assert not (tmp_path / "d").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("0", (0,)), ("0,1,28,29", (0, 1, 28, 29)), ("0-3", (0, 1, 2, 3)), ("5, 0-1", (5, 0, 1))],
@@ -132,7 +140,9 @@ def test_layers(text: str, expected: tuple[int, ...]) -> None:
     assert command._layers(None, None, text) == expected  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", ["", "a", "1,", "3-1", "-1", "1-", "0-99999999999", "1.5", "0x1", "1--2"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "1,", "3-1", "-1", "1-", "0-99999999999", f"0-{1 << 70}", "1.5", "0x1", "1--2"]
+)
 def test_layers_that_are_none(edgespec: Edgespec, text: str, tiny_gguf: Path, tmp_path: Path) -> None:
     result = edgespec("draft", tiny_gguf, "--out", tmp_path / "d", "--layers", text)
     assert result[0] == 2
@@ -159,6 +169,7 @@ def test_a_verifier_of_no_type_is_a_usage_error(edgespec: Edgespec, big: Path, t
     assert result[0] == 2
     assert "--type" in only_error(result)
     assert only_error(edgespec("verifier", big, "--out", tmp_path / "q.gguf", "--type", "Q4")).count("Q4_K_M")
+    assert "got ''; allowed" in only_error(edgespec("verifier", big, "--out", tmp_path / "q.gguf", "--type", ""))
 
 
 def test_a_quantized_verifier_needs_permission(edgespec: Edgespec, big: Path, tmp_path: Path) -> None:
@@ -300,6 +311,19 @@ def test_bad_sources_of_a_verifier(edgespec: Edgespec, what: str, tiny_gguf: Pat
     assert names(tmp_path / "out") == set()
 
 
+def test_a_path_that_cannot_be_reached_is_named(edgespec: Edgespec, big: Path, tmp_path: Path) -> None:
+    long = tmp_path / ("a" * 300)
+    for arguments in (
+        ("draft", long, "--out", tmp_path / "d"),
+        ("draft", big, "--out", long / "d"),
+        ("pair", "--verifier", long, "--draft", big, "--profile", "cpu-small", "--out", tmp_path / "p"),
+    ):
+        line = only_error(edgespec(*arguments))
+        assert line.startswith(f"Error: {long}"), arguments
+        assert line.endswith(": File name too long; check the path and its permissions"), arguments
+    assert names(tmp_path) == set()
+
+
 def test_bad_profiles_and_vocabularies(edgespec: Edgespec, big: Path, tiny_gguf: Path, tmp_path: Path) -> None:
     other = replaced(tiny_gguf, tmp_path, b"<|endoftext|>", b"<|endOfText|>")
     bad = tmp_path / "bad.toml"
@@ -351,89 +375,6 @@ def test_a_source_is_never_written(edgespec: Edgespec, big: Path, tmp_path: Path
     for arguments in (("verifier", copy, "--type", "Q8_0"), ("draft", copy)):
         assert edgespec(*arguments, "--out", copy, "--force")[0] == 5
     assert copy.read_bytes() == big.read_bytes()
-
-
-# -------------------------------------------------------------------------------------------------------- interruptions
-
-
-@pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that takes a moment."""
-    config = TinyConfig(num_vocab=6000, width=512, num_layers=6, num_hidden=1024)
-    return write_gguf(tmp_path_factory.mktemp("slow") / "slow.gguf", config)
-
-
-def started(*arguments: str | Path, limit: int | None = None) -> subprocess.Popen[str]:
-    """The command in a process of its own, with at most so many bytes a file."""
-
-    def prepare() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever runs the tests in the background has it ignored
-        if limit is not None:
-            import resource
-
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    line = [sys.executable, "-m", "edgespec", "quantize", *map(str, arguments)]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=prepare)
-
-
-def wait_for(stage: str, process: subprocess.Popen[str]) -> None:
-    assert process.stderr is not None
-    for line in process.stderr:
-        if stage in line:
-            return
-    raise AssertionError(f"it never said {stage!r}")
-
-
-def work(what: str, slow: Path, out: Path) -> tuple[str | Path, ...]:
-    if what == "pair":
-        return ("pair", "--verifier", slow, "--draft", slow, "--profile", "auto", "--out", out)
-    return (what, slow, "--out", out, *(("--type", "Q4_K_M") if what == "verifier" else ()))
-
-
-@POSIX
-@pytest.mark.parametrize("what", ["draft", "verifier", "pair"])
-def test_ctrl_c_leaves_nothing(what: str, slow: Path, tmp_path: Path) -> None:
-    with started(*work(what, slow, tmp_path / "out")) as process:
-        wait_for("quantizing", process)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert out == ""
-    assert "Traceback" not in err
-    assert names(tmp_path) == set()
-
-
-@POSIX
-@pytest.mark.parametrize("what", ["draft", "verifier", "pair"])
-def test_a_kill_leaves_no_output_and_the_next_run_tidies_up(what: str, slow: Path, tmp_path: Path) -> None:
-    with started(*work(what, slow, tmp_path / "out")) as process:
-        wait_for("quantizing", process)
-        process.kill()
-        process.communicate(timeout=60)
-    assert not (tmp_path / "out").exists()
-    with started(*work(what, slow, tmp_path / "out")) as process:
-        _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert names(tmp_path) == {"out"}
-
-
-@POSIX
-@pytest.mark.parametrize("what", ["draft", "verifier", "pair"])
-def test_a_full_disk_leaves_nothing(what: str, slow: Path, tmp_path: Path) -> None:
-    with started(*work(what, slow, tmp_path / "out"), limit=1_000_000) as process:
-        out, err = process.communicate(timeout=120)
-    assert process.returncode == 5, err
-    assert "space" in only_error((process.returncode, out, err))
-    assert names(tmp_path) == set()
-
-
-def test_a_command_in_a_process_of_its_own(big: Path, tmp_path: Path) -> None:
-    with started("verifier", big, "--out", tmp_path / "q.gguf", "--type", "Q8_0", "--json") as process:
-        out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert json.loads(out)["path"] == str(tmp_path / "q.gguf")
-    assert "quantizing" in err
 
 
 # --------------------------------------------------------------------------------------------------------------- help

@@ -15,8 +15,8 @@ import pytest
 
 from edgespec.devices import memory
 from edgespec.devices.memory import GPU_BYTES, PROCESS_BYTES, compute_bytes, num_rows, plan_memory, what_fits
-from edgespec.devices.profile import KV_TYPES, Device, Profile, Serving, Verifier
-from edgespec.devices.sizes import CONTEXT_STEP, GIB, KV_BLOCKS, Budget, ModelShape, Setup
+from edgespec.devices.profile import GIB, KV_TYPES, Device, Profile, Serving, Verifier
+from edgespec.devices.sizes import CONTEXT_STEP, KV_BLOCKS, Budget, ModelShape, Setup
 from edgespec.drafters import onnx_fixed
 from edgespec.errors import MemoryBudgetError
 from edgespec.verifiers import llama
@@ -210,6 +210,7 @@ def test_unified_memory_counts_once() -> None:
         (Device(), [10 * GIB], Budget(int(7.2 * GIB), 9 * GIB, 1)),
         (Device(), [10 * GIB, 20 * GIB], Budget(int(7.2 * GIB), 27 * GIB, 2)),
         (Device(min_gpus=1, min_gpu_memory_gib=20), [], Budget(int(7.2 * GIB), 18 * GIB, 1)),
+        (Device(min_gpu_memory_gib=20), [], Budget(int(7.2 * GIB), 18 * GIB, 1)),
         (Device(min_gpus=1, min_gpu_memory_gib=20), [10 * GIB], Budget(int(7.2 * GIB), 18 * GIB, 1)),
         (Device(min_gpus=2, min_gpu_memory_gib=10), [10 * GIB, 30 * GIB], Budget(int(7.2 * GIB), 36 * GIB, 2)),
         (Device(min_gpus=1, min_gpu_memory_gib=20, gpu_memory_budget_gib=19), [], Budget(int(7.2 * GIB), 19 * GIB, 1)),

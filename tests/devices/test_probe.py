@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from edgespec.devices import cgroup
-from edgespec.devices.probe import Box, probe, usable_cpus, usable_memory
+from edgespec.devices.probe import Box, probe, usable_cpus, usable_memory, usable_threads
 from tests.devices import trees
 from tests.devices.trees import plant
 
@@ -182,3 +182,13 @@ def test_this_very_box() -> None:
     assert isinstance(box, Box)
     assert box.memory_bytes >= box.free_memory_bytes > 2**20
     assert cgroup.read(Path("/proc/self/no-such-file")) == ""
+
+
+def test_threads_beyond_the_usable_cpus_are_not_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("edgespec.devices.probe.usable_cpus", lambda: 3)
+    assert [usable_threads(asked) for asked in (None, 1, 3)] == [3, 1, 3]
+    assert caplog.messages == []
+    assert usable_threads(500) == 3
+    assert caplog.messages == ["500 threads asked for, but only 3 CPUs are usable: 3 are started"]

@@ -145,6 +145,14 @@ def test_the_users_profile_wins_and_is_marked(user_folder: Path) -> None:
     assert set(marks) == {*SHIPPED, "mine"}
 
 
+def test_hidden_files_are_no_profiles(user_folder: Path) -> None:
+    """Such as what editors leave."""
+    for name in (".auto.toml", ".toml"):
+        (user_folder / name).write_text("[", encoding="utf-8")
+    (user_folder / ".#auto.toml").symlink_to("someone@somewhere.1234")
+    assert all(not file.is_user for file in profile_files())
+
+
 def test_a_path_is_no_name(user_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (user_folder / "auto.toml").write_text("[draft]\nthreads = 3\n", encoding="utf-8")
     (tmp_path / "auto.toml").write_text("[draft]\nthreads = 4\n", encoding="utf-8")
@@ -190,6 +198,7 @@ def refused(text: str | bytes, folder: Path) -> str:
         ("[draft]\nzzz = 2", "[draft]: unknown key 'zzz'; allowed: provider, threads, bits, block_size, head_vocab"),
         ("[drafts]\nbits = 8", "unknown key or section 'drafts'; did you mean 'draft'?"),
         ("bits = 8", "unknown key or section 'bits'; it belongs into [draft]"),
+        (f"[draft]\n{'k' * 5000} = 2", "[draft]: unknown key 'kkkkkkkkkkkk...kkkkkkkkkkkkk'; allowed: provider"),
         ("[draft.more]\nbits = 8", "[draft]: unknown key 'more'"),
         ("draft = 8", "[draft]: got 8; allowed: a table of keys"),
         ("[[draft]]\nbits = 8", "[draft]: got [{'bits': 8}]; allowed: a table of keys"),

@@ -44,7 +44,22 @@ RASPBERRY_PI_5: Files = {
     "sys/fs/cgroup/user.slice/cpu.max": "max 100000\n",
     "sys/fs/cgroup/user.slice/memory.max": "max\n",
 }
+# Docker hides /sys/firmware, where /proc/device-tree leads.
+RASPBERRY_PI_5_CONTAINER: Files = {
+    "proc/cpuinfo": "processor\t: 0\nCPU part\t: 0xd0b\n\n"
+    "Revision\t: d04170\nModel\t\t: Raspberry Pi 5 Model B Rev 1.0\n",
+    "proc/meminfo": RASPBERRY_PI_5["proc/meminfo"],
+    "proc/self/cgroup": "0::/\n",
+    "sys/fs/cgroup/cpu.max": "max 100000\n",
+    "sys/fs/cgroup/memory.max": "max\n",
+}
 RASPBERRY_PI_5_4GB: Files = RASPBERRY_PI_5 | {"proc/meminfo": meminfo(4147936, 3500000)}
+JETSON_ORIN_NANO_CONTAINER: Files = {
+    "sys/devices/soc0/machine": "NVIDIA Jetson Orin Nano Developer Kit\n",
+    "etc/nv_tegra_release": JETSON_ORIN_NANO["etc/nv_tegra_release"],
+    "proc/meminfo": JETSON_ORIN_NANO["proc/meminfo"],
+    "proc/self/cgroup": "0::/\n",
+}
 WORKSTATION: Files = {
     "sys/class/dmi/id/sys_vendor": "Micro-Star International Co., Ltd.\n",
     "sys/class/dmi/id/product_name": "MS-7D25\n",

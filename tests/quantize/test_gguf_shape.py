@@ -79,6 +79,11 @@ def test_a_quantized_file_says_so(tmp_path: Path) -> None:
     assert (info.file_type, info.is_quantized) == ("Q8_0", True)
 
 
+def test_a_file_type_that_is_no_number_says_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.gguf", "general", **HEADS, file_type=[1, 2])
+    assert read_gguf(path).file_type == "F16"  # that of its weights
+
+
 def test_a_sliding_window_is_seen(tmp_path: Path) -> None:
     config = TinyConfig("gemma3", num_layers=6, window=32, key_length=16)
     assert read_gguf(write_gguf(tmp_path / "x.gguf", config)).shape.window
@@ -108,6 +113,7 @@ def test_a_split_model_with_a_part_missing_or_misnamed_is_refused(tmp_path: Path
     "values",
     [
         {"block_count": None},
+        {"block_count": 0},
         {"block_count": 2**31},
         {"embedding_length": None},
         {"context_length": "long"},

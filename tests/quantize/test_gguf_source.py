@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,6 +120,29 @@ def write_with(path: Path, fields: Fields, config: TinyConfig, patch: pytest.Mon
     return write_gguf(path, config)
 
 
+def test_a_part_of_a_split_model_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_with(tmp_path / "part-00001-of-00003.gguf", {"split.count": 3}, TinyConfig(), monkeypatch)
+    with pytest.raises(ModelFormatError, match=r"one of several files; join them with .*llama-gguf-split"):
+        open_gguf(path)
+    write_with(path, {"split.count": 1}, TinyConfig(), monkeypatch)
+    assert open_gguf(path).dimensions.num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("rope.freq_base", 1.0, "llama.rope.freq_base is 1.0; expected above 1 with YaRN"),
+        ("rope.scaling.factor", 0.5, "llama.rope.scaling.factor is 0.5; expected 1 or more with YaRN"),
+    ],
+)
+def test_yarn_that_stretches_nothing(
+    key: str, value: float, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_with(tmp_path / "source.gguf", {f"llama.{key}": value}, TinyConfig(rope_yarn=4.0), monkeypatch)
+    with pytest.raises(ModelFormatError, match=re.escape(message)):
+        open_gguf(path)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -127,10 +151,13 @@ def write_with(path: Path, fields: Fields, config: TinyConfig, patch: pytest.Mon
         ("rope.scaling.factor", float("inf"), "llama.rope.scaling.factor is inf; expected above 0"),
         ("rope.scaling.attn_factor", 0.0, "llama.rope.scaling.attn_factor is 0.0; expected above 0"),
         ("rope.freq_base", float("nan"), "llama.rope.freq_base is nan; expected above 0"),
+        ("attention.causal", False, "llama.attention.causal is false; expected true"),
         ("attention.value_length", 32, "llama.attention.value_length 32; supported: 16"),
         ("rope.dimension_count", 8, "llama.rope.dimension_count 8; supported: 16"),
         ("attention.head_count_kv", [2, 1], "llama.attention.head_count_kv is a list of 2; expected int"),
-        ("context_length", 0, "llama.context_length is 0; expected 1 or more"),
+        ("context_length", 0, "llama.context_length is 0; expected 1 to 2147483647"),
+        ("block_count", 2**31 - 1, "llama.block_count is 2147483647; expected 1 to 4096"),
+        ("attention.key_length", 2**31 - 16, "head size 2147483632; supported: multiples of 16 up to 4096"),
         ("context_length", "long", "llama.context_length is 'long'; expected int"),
     ],
 )

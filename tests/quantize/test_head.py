@@ -246,6 +246,18 @@ def test_coverage_is_that_of_text_a_head_was_not_chosen_by() -> None:
     assert coverage([3, 0, 0, 9], [3, 9, 0, 0], 1) == 6 / 24
 
 
+@pytest.mark.parametrize("repeats", [(400,), (399, 1), (10,) * 40])
+def test_the_two_halves_of_a_corpus_are_alike_whatever_its_pieces(
+    repeats: tuple[int, ...], sources: dict[str, Path], tmp_path: Path
+) -> None:
+    """Of six letters in turn a head says four; one that is chosen by a half with little or no text says none."""
+    lines = [json.dumps("qwxyzv" * repeat) for repeat in repeats]
+    corpus = write_file(tmp_path / "a.jsonl", "\n".join(lines))
+    choice = choose_head(sources["gguf"], len(SPECIAL) + 4, corpus=[corpus])
+    assert choice.num_counted == 2400
+    assert choice.coverage == pytest.approx(4 / 6, abs=0.02)
+
+
 def test_every_id_is_a_head_too(sources: dict[str, Path], tmp_path: Path) -> None:
     choice = choose_head(sources["gguf"], 320, corpus=[write_file(tmp_path / "a.txt", "hello")])
     assert choice.ids == list(range(320))

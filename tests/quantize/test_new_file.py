@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections.abc as abc
 import os
 import signal
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -216,3 +218,13 @@ def test_folders_within_a_new_folder(tmp_path: Path) -> None:
         (made / "inner" / "file").write_bytes(b"file")
         (made / "marker").write_bytes(b"")
     assert (tmp_path / "out" / "inner" / "file").read_bytes() == b"file"
+
+
+@pytest.mark.parametrize("maker", [lambda out, **rest: new_folder(out, "x", **rest), new_file], ids=["folder", "file"])
+def test_nothing_is_made_inside_a_source(maker: abc.Callable[..., Any], tmp_path: Path) -> None:
+    source = tmp_path / "checkpoint"
+    source.mkdir()
+    made = maker(source / "below" / "out", force=True, sources=[source])
+    with pytest.raises(FileAccessError, match=r"is inside the source .*, which is never written"), made:
+        pass
+    assert list(source.iterdir()) == []

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.devices.profile import Device, Draft, Profile, Serving, Verifier
-from edgespec.devices.sizes import GIB, Budget
+from edgespec.devices.profile import GIB, Device, Draft, Profile, Serving, Verifier
+from edgespec.devices.sizes import Budget
 from edgespec.drafters import vocabulary
 from edgespec.errors import (
     EdgespecError,
@@ -31,6 +31,7 @@ from quantize.pair import PairOptions, PairResult, build_pair
 from quantize.verifier import quantize_verifier
 from tests.gguf_tools import copy_gguf, split_gguf
 from tests.tiny import TinyConfig, write_gguf
+from tests.tiny_hf import write_checkpoint
 
 BIG = TinyConfig(width=256, num_layers=3, num_heads=8, num_hidden=512, seed=5)
 PROFILE = Profile("a-device", draft=Draft(bits=4, block_size=64), serving=Serving(context=128))
@@ -181,6 +182,11 @@ def test_licences_come_from_the_files(
     assert load_pair(str(tmp_path / "pair")).license == expected
 
 
+def test_a_checkpoint_is_called_by_its_whole_name(big: Path, tmp_path: Path) -> None:
+    build(big, write_checkpoint(tmp_path / "Small-0.5B"), tmp_path / "pair")
+    assert load_pair(str(tmp_path / "pair")).description == "tiny as Q4_K_M, drafted by Small-0.5B at 4 bits"
+
+
 @pytest.mark.parametrize(("folder", "name"), [("a b/ü", "pair"), ("..x", "x"), ("ä-1.5B", "1.5B"), ("ok_1", "ok_1")])
 def test_any_folder_name_makes_a_valid_pair(folder: str, name: str, big: Path, tiny_gguf: Path, tmp_path: Path) -> None:
     build(big, tiny_gguf, tmp_path / folder, options=PairOptions("F32"))
@@ -288,3 +294,11 @@ def test_force_replaces_pairs_only_and_never_a_source(big: Path, tiny_gguf: Path
         build(out / "verifier.gguf", tiny_gguf, out, force=True)
     assert (out / "verifier.gguf").is_file()
     assert (tmp_path / "photos" / "one.jpg").is_file()
+
+
+def test_an_importance_matrix_for_a_verifier_that_is_kept_is_refused(
+    big: Path, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    options = PairOptions(kind="F32", imatrix=tmp_path / "matrix.gguf")
+    with pytest.raises(ParameterError, match=r"imatrix: .* is F32 already and is kept as it is; leave it out"):
+        build(big, tiny_gguf, tmp_path / "pair", options=options)

@@ -46,6 +46,7 @@ def refused(folder: Path, message: str) -> None:
         ({"rope_theta": 10**400}, "rope_theta is 1000000000"),
         ({"rope_theta": "fast"}, "rope_theta is fast; expected a number"),
         ({"head_dim": 24}, "head size 24; supported: multiples of 16"),
+        ({"head_dim": 2**31 - 16}, "head size 2147483632; supported: multiples of 16 up to 4096"),
         ({"head_dim": None, "num_attention_heads": 5}, "hidden_size 64; supported: multiples of its 5 heads"),
         ({"num_key_value_heads": 3}, "number of key heads 3; supported: divisors of its 4 heads"),
         ({"attention_bias": True}, "attention_bias True; supported: null or false"),

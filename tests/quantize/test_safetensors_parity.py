@@ -39,6 +39,10 @@ CASES: dict[str, tuple[TinyConfig, dict[str, Any]]] = {
     ),
     "llama, linear": (replace(LLAMA, rope_linear=4.0), {}),
     "llama, yarn": (replace(LLAMA, **YARN), {}),
+    "llama, yarn, its context beside the rope's keys": (
+        replace(LLAMA, **YARN),
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 40},
+    ),
     "llama, Llama 3": (replace(LLAMA, rope_freqs=_DIVISORS), {"rope_scaling": {"rope_type": "llama3", **_LLAMA3}}),
     "llama, transformers 5": (
         replace(LLAMA, rope_freqs=_DIVISORS),

@@ -161,7 +161,7 @@ def quantized(tmp_path: Path) -> Path:
 def test_a_quantized_source_must_be_allowed(kind: str, quantized: Path) -> None:
     message = refused(ParameterError, quantized, kind)
     assert f"is quantized already: 9 of its 12 tensors would go from q8_0 to {kind}" in message
-    out = quantize_verifier(quantized, quantized.with_name("out.gguf"), kind, allow_requantize=True)
+    out = quantize_verifier(quantized, quantized.with_name("out.gguf"), kind, requantize=True)
     assert np.isfinite(logits(out)).all()
 
 
@@ -322,6 +322,6 @@ def test_too_little_room_is_seen_before_the_work(source: Path, tmp_path: Path, m
 def test_the_starter_is_planned_to_the_byte(starter_gguf: Path, tmp_path: Path) -> None:
     told: list[float] = []
     track: abc.Callable[[str, float], None] = lambda stage, fraction: told.append(fraction)  # noqa: E731
-    out = quantize_verifier(starter_gguf, tmp_path / "q8.gguf", "Q8_0", allow_requantize=True, progress=track)
+    out = quantize_verifier(starter_gguf, tmp_path / "q8.gguf", "Q8_0", requantize=True, progress=track)
     assert predicted_bytes(starter_gguf, "Q8_0") == out.stat().st_size
     assert told == sorted(told)
