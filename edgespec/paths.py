@@ -18,14 +18,12 @@ def data_dir(name: str) -> Path:
 
 def cache_dir() -> Path:
     """The user's cache folder for edgespec (not created here); EDGESPEC_CACHE_DIR overrides the platform's place."""
-    chosen = os.environ.get("EDGESPEC_CACHE_DIR")
-    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("edgespec", appauthor=False))
+    return _chosen("EDGESPEC_CACHE_DIR") or Path(platformdirs.user_cache_dir("edgespec", appauthor=False))
 
 
 def user_data_dir() -> Path:
     """The user's data folder for edgespec (not created here); EDGESPEC_DATA_DIR overrides the platform's place."""
-    chosen = os.environ.get("EDGESPEC_DATA_DIR")
-    return Path(chosen) if chosen else Path(platformdirs.user_data_dir("edgespec", appauthor=False))
+    return _chosen("EDGESPEC_DATA_DIR") or Path(platformdirs.user_data_dir("edgespec", appauthor=False))
 
 
 def pairs_dir() -> Path:
@@ -35,5 +33,10 @@ def pairs_dir() -> Path:
 
 def config_dir() -> Path:
     """The user's configuration folder for edgespec (not created here); EDGESPEC_CONFIG_DIR overrides the platform's."""
-    chosen = os.environ.get("EDGESPEC_CONFIG_DIR")
-    return Path(chosen) if chosen else Path(platformdirs.user_config_dir("edgespec", appauthor=False))
+    return _chosen("EDGESPEC_CONFIG_DIR") or Path(platformdirs.user_config_dir("edgespec", appauthor=False))
+
+
+def _chosen(variable: str) -> Path | None:
+    """``~`` is the home folder, as a shell would have it outside quotes."""
+    value = os.environ.get(variable)
+    return Path(os.path.expanduser(value)) if value else None  # noqa: PTH111 (Path.expanduser raises without a home)

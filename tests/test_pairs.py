@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -206,6 +207,21 @@ def test_a_manifest_that_is_not_right_is_named(models: Path, old: str, new: str,
     message = refused("tiny", ModelFormatError)
     assert says in message
     assert "tiny.toml" in message
+
+
+def test_a_manifest_that_is_no_file_of_its_kind_is_named(models: Path) -> None:
+    path = models / "tiny.toml"
+    path.write_text("#" * 2**21, encoding="utf-8")
+    assert "no manifest" in refused("tiny", ModelFormatError)
+    path.unlink()
+    os.mkfifo(path)  # to read it would wait for ever
+    assert "is not a regular file" in refused("tiny", ModelFormatError)
+
+
+def test_a_manifest_may_come_from_windows(models: Path) -> None:
+    text = MANIFEST.format(size_bytes=9, sha256=SHA256).replace("\n", "\r\n")
+    (models / "tiny.toml").write_bytes(text.encode("utf-8-sig"))
+    assert load_pair("tiny").name == "tiny"
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ def test_the_users_folders_are_where_the_variables_say(
     monkeypatch.setenv(variable, str(tmp_path / "mine"))
     assert folder() == tmp_path / "mine"
     assert not folder().exists()
+    monkeypatch.setenv(variable, "~/mine")
+    assert folder() == Path.home() / "mine"
 
 
 @pytest.mark.parametrize("value", [None, ""])

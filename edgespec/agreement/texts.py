@@ -11,6 +11,7 @@ from edgespec.errors import FileAccessError, PromptError
 
 TEXTS = Path(__file__).with_name("texts.jsonl")
 MAX_CHARS_PER_TOKEN = 64  # more than any text has: enough to stop reading a file that is far too long
+MAX_CHARS = 2**27  # weeks of comparing; a read of more reserves the memory for it
 
 
 class Text(NamedTuple):
@@ -33,7 +34,7 @@ def read_texts(path: Path | None, max_tokens: int) -> list[Text]:
     Raises FileAccessError, or PromptError for what is not UTF-8, not such lines, or empty.
     """
     path = TEXTS if path is None else path
-    max_chars = MAX_CHARS_PER_TOKEN * max_tokens
+    max_chars = min(MAX_CHARS_PER_TOKEN * max_tokens, MAX_CHARS)
     try:
         with path.open(encoding="utf-8-sig") as stream:
             if path.suffix != ".jsonl":

@@ -33,6 +33,7 @@ else:
     import tomli as tomllib
 
 FORMAT = 1
+MAX_FILE_BYTES = 2**20  # a manifest has some hundred; more is another kind of file
 MANIFEST = "pair.toml"
 
 
@@ -127,9 +128,16 @@ def read_pair(path: Path, name: str) -> Pair:
 def read_toml(path: Path) -> dict[str, Any]:
     """Raises FileAccessError or ModelFormatError."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():  # to open a pipe would wait for its other end
+            raise ModelFormatError(f"{path} is not a regular file; get the pair again")
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise unreadable(path, error) from None
+    if len(data) > MAX_FILE_BYTES:
+        raise ModelFormatError(f"{path} is larger than {MAX_FILE_BYTES} bytes: no manifest; get the pair again")
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, UnicodeDecodeError
         raise ModelFormatError(f"{path} is not valid TOML: {error}; correct it, or get the pair again") from None
 

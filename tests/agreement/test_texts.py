@@ -47,6 +47,12 @@ def test_a_huge_file_is_not_read_to_its_end(name: str, tmp_path: Path) -> None:
     assert sum(len(text.text) for text in found) <= MAX_CHARS_PER_TOKEN * 10 + 1000
 
 
+@pytest.mark.parametrize("max_tokens", [10**12, 10**19])
+def test_as_many_tokens_as_there_are(max_tokens: int, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 1000, encoding="utf-8")
+    assert read_texts(tmp_path / "a.txt", max_tokens) == [Text("a", "x" * 1000)]
+
+
 @pytest.mark.parametrize(
     "line",
     ["{", "[1]", '"text"', "{}", '{"text": 3}', '{"text": null}', '{"text": "a", "category": 4}', "null", "[" * 10_000],
