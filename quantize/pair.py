@@ -63,7 +63,7 @@ class PairResult:
 class PairOptions:
     """How a pair is made.
 
-    kind         GGUF type of the verifier; None: the profile's
+    kind         GGUF type of the verifier; None: the profile's, or what the source has if it is quantized and no larger
     head_vocab   ids the draft may propose, 0 for all; None: the profile's
     corpus       text files to count ids on; none: text that the draft's source writes itself
     imatrix      importance matrix of the verifier
@@ -311,7 +311,8 @@ def _open(verifier: Path, draft: Path, profile: Profile, options: PairOptions) -
     kind = (profile.verifier.gguf_type if options.kind is None else options.kind).upper()
     have_bytes = info.shape.weights_bytes
     wanted_bytes = have_bytes if info.file_type == kind else predicted_bytes(verifier, kind)
-    if info.file_type == kind or (info.is_quantized and have_bytes <= wanted_bytes * _SAME_SIZE):
+    is_small = options.kind is None and info.is_quantized and have_bytes <= wanted_bytes * _SAME_SIZE
+    if info.file_type == kind or is_small:
         if options.imatrix is not None:
             raise ParameterError(f"imatrix: {verifier} is {info.file_type} already and is kept as it is; leave it out")
         return _Job(info, source, profile, options, info.file_type, have_bytes, True)

@@ -23,6 +23,7 @@ _F = TypeVar("_F", bound=abc.Callable[..., Any])
 
 PATH = click.Path(path_type=Path, readable=False)
 COUNT = click.IntRange(min=1)
+KEEPS = "[default: the profile's; a source that is quantized already and no larger is kept as it is]"
 
 
 def _layers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -184,7 +185,7 @@ def verifier(
 @click.option("--draft", metavar="SOURCE", type=PATH, required=True, help="Its small sibling: a GGUF or a checkpoint.")
 @click.option("--profile", metavar="NAME", required=True, help="The device the pair is for.")
 @click.option("--out", metavar="DIR", type=PATH, required=True, help="The pair's folder.")
-@click.option("--type", "kind", metavar="TYPE", help="GGUF type of the verifier.  [default: the profile's]")
+@click.option("--type", "kind", metavar="TYPE", help=f"GGUF type of the verifier.  {KEEPS}")
 @_options(HEAD, IMATRIX, REQUANTIZE, THREADS, json_option, FORCE)
 def pair(
     verifier: Path,
@@ -226,6 +227,8 @@ def pair(
         f"{out}: {made.verifier_type} verifier, {how}, {_mb(made.verifier_bytes)}; draft, {_mb(made.draft_bytes)}",
         *_coverage(made.head),
     ]
+    if not chosen.device.memory_budget_gib:
+        text.append("the profile leaves memory_budget_gib open: main memory is planned by this box's")
     _show(content, text, f"edgespec run --pair {shlex.quote(str(out))}", as_json)
 
 

@@ -36,7 +36,11 @@ DEFAULT = SamplingParams()
 @click.option(
     "--verifier", metavar="GGUF", type=click.Path(path_type=Path, readable=False), help="A verifier of your own."
 )
-@click.option("--draft", metavar="ONNX|lookup|none", help="A draft model of your own, prompt lookup, or nothing.")
+@click.option(
+    "--draft",
+    metavar="ONNX|lookup|none",
+    help="A draft model of your own, prompt lookup, or nothing.  [default: the pair's; with --verifier alone: lookup]",
+)
 @click.option(
     "--profile",
     metavar="NAME|FILE",

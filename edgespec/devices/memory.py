@@ -272,15 +272,16 @@ def _all_at_once(s: Setup, types: abc.Mapping[str, int]) -> Setup | None:
 
 
 def _difference(old: Setup, new: Setup) -> str:
+    """In the words of a profile, sections included."""
     changes = []
     if new.verifier != old.verifier:
         changes.append(f"type {new.verifier.kind} ({_size(new.verifier.weights_bytes)})")
     if new.gpu_layers != old.gpu_layers:
-        changes.append(f"gpu_layers {new.gpu_layers} of {old.verifier.num_layers}")
+        changes.append(f"[verifier] gpu_layers {new.gpu_layers} of {old.verifier.num_layers}")
     if (new.kv_type_k, new.kv_type_v) != (old.kv_type_k, old.kv_type_v):
-        changes.append(f"KV cache {new.kv_type_k}/{new.kv_type_v}")
+        changes.append(f"[verifier] kv_type_k/kv_type_v {new.kv_type_k}/{new.kv_type_v}")
     if new.context != old.context:
-        changes.append(f"context {new.context} instead of {old.context}")
+        changes.append(f"[serving] context {new.context} instead of {old.context}")
     if new.num_slots != old.num_slots:
-        changes.append(f"max_batch_size {new.num_slots} instead of {old.num_slots}")
+        changes.append(f"[serving] max_batch_size {new.num_slots} instead of {old.num_slots}")
     return ", ".join(changes)

@@ -61,6 +61,8 @@ def read_tokens(path: Path) -> tuple[str, ...]:
 
 def _locate(path: Path) -> tuple[Path, DraftManifest | None]:
     """The .onnx file, and the manifest of a folder in edgespec's own form."""
+    if path.suffix == ".gguf" and path.is_file():
+        raise ModelFormatError(f"{path} is a GGUF; make a draft model of it with: edgespec quantize draft")
     folder = path if path.is_dir() else path.parent
     if path.exists() and (folder / MANIFEST).exists():
         manifest = DraftManifest.read(folder / MANIFEST)
@@ -72,6 +74,8 @@ def _locate(path: Path) -> tuple[Path, DraftManifest | None]:
 def _only_model(folder: Path) -> Path:
     found = sorted(folder.glob("*.onnx")) or sorted(folder.glob("onnx/*.onnx"))
     usual = [path for path in found if path.name == "model.onnx"]
+    if not found and (folder / "pair.toml").is_file():
+        raise ModelFormatError(f"{folder} is a pair, not a draft model; give it as the pair, or its draft's folder")
     if not found:
         raise ModelNotFoundError(f"{folder} has no .onnx file and no {MANIFEST}; check the path")
     if len(found) > 1 and not usual:

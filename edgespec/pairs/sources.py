@@ -199,7 +199,7 @@ def check_sha256(path: Path, sha256: str, remedy: str, progress: Progress | None
 
 
 def file_sha256(path: Path, progress: Progress | None = None) -> str:
-    """Reads the whole file, and tells ``progress`` on the way. Raises FileAccessError."""
+    """Reads the whole file, and tells ``progress`` on the way. Raises ModelNotFoundError or FileAccessError."""
     digest, num_bytes = hashlib.sha256(), 0
     try:
         size_bytes = path.stat().st_size
@@ -209,6 +209,8 @@ def file_sha256(path: Path, progress: Progress | None = None) -> str:
                 num_bytes += len(block)
                 if progress:
                     progress(f"reading {path.name}", num_bytes / size_bytes)
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"{path} is not there; get or make the pair again") from None
     except OSError as error:
         raise unreadable(path, error) from None
     return digest.hexdigest()

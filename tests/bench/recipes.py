@@ -1,6 +1,6 @@
 """What each way to quantize a draft model costs: size, agreement with its source, KL, milliseconds a token.
 
-    python -m tests.bench.recipes MODEL.gguf [--corpus TEXT ...] [--text TEXTS.jsonl]
+    python -m tests.bench.recipes MODEL.gguf [--few-layers] [--corpus TEXT ...] [--text TEXTS.jsonl]
 
 Prints one markdown table. Drafts are built in a temporary folder. Agreement and KL are teacher-forced on the texts of
 ``edgespec quantize report`` (or --text), against llama.cpp over the same GGUF. Times are single-token steps with 200
@@ -51,21 +51,22 @@ class Recipe(NamedTuple):
         return f"{bits}{layers}", str(self.block_size or ""), str(self.num_head or num_vocab)
 
 
-def recipes() -> list[Recipe]:
+def recipes(few_layers: bool) -> list[Recipe]:
     widths = [(32, 0), (8, 32), (8, 128), (4, 32), (4, 128)]
-    found = [Recipe(bits, block, head) for bits, block in widths for head in (0, *HEADS)]
-    return [*found, *(Recipe(bits, block, HEADS[-1], few_layers=True) for bits, block in widths[1:])]
+    if few_layers:
+        return [Recipe(bits, block, HEADS[-1], few_layers=True) for bits, block in widths[1:]]
+    return [Recipe(bits, block, head) for bits, block in widths for head in (0, *HEADS)]
 
 
-def build(source: Path, folder: Path, corpus: abc.Sequence[Path]) -> dict[Recipe, Path]:
+def build(wanted: abc.Sequence[Recipe], source: Path, folder: Path, corpus: abc.Sequence[Path]) -> dict[Recipe, Path]:
     heads: dict[int, list[int] | None] = {0: None}
-    for num_ids in HEADS:
+    for num_ids in sorted({recipe.num_head for recipe in wanted} - {0}):
         choice = choose_head(source, num_ids, corpus=corpus)
         print(f"head {num_ids}: {choice.coverage:.2%} of {choice.num_counted} tokens", file=sys.stderr)
         heads[num_ids] = choice.ids
     last = open_source(source).dimensions.num_layers - 1
     built = {}
-    for i, recipe in enumerate(recipes()):
+    for i, recipe in enumerate(wanted):
         layers = [0, 1, last - 1, last] if recipe.few_layers else None
         out, head = folder / f"draft{i}", heads[recipe.num_head]
         built[recipe] = build_draft(
@@ -134,6 +135,7 @@ def table(
 def main(arguments: abc.Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.recipes", description="Ways to quantize a draft.")
     parser.add_argument("source", type=Path, metavar="GGUF")
+    parser.add_argument("--few-layers", action="store_true", help=f"drafts of {FEW_LAYERS} only")
     parser.add_argument("--corpus", type=Path, nargs="*", default=[], help="texts to choose heads by")
     parser.add_argument("--text", type=Path, help="texts to compare on (default: the shipped ones)")
     parser.add_argument("--max-tokens", type=int, default=2000, help="tokens to compare on (default: 2000)")
@@ -149,7 +151,7 @@ def main(arguments: abc.Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> str:
-    built = build(options.source, folder, options.corpus)
+    built = build(recipes(options.few_layers), options.source, folder, options.corpus)
     reports = {}
     for recipe, path in built.items():
         print(f"{recipe} ...", file=sys.stderr)

@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 from edgespec.core.policy import Fixed
 from edgespec.engine.lossless import Divergence
 from edgespec.runtime import Runtime
-from tests.bench import lossless, sampling, speedup
+from tests.bench import lossless, recipes, sampling, speedup
+from tests.tiny import TinyConfig, write_gguf
 
 CATEGORIES = ("qa", "writing", "qa", "roleplay")
 
@@ -128,3 +129,17 @@ def test_the_rows_have_some_that_stand_out() -> None:
 
 def test_the_time_of_a_call_is_positive() -> None:
     assert sampling.micros(lambda: sum(range(1000))) > 0
+
+
+def test_recipes_prints_a_row_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(recipes, "HEADS", (80, 60))
+    source = write_gguf(tmp_path / "tiny.gguf", TinyConfig(num_layers=4))
+    (tmp_path / "text.txt").write_text("the king and the ring in the well " * 40, encoding="utf-8")
+    text = ("--corpus", tmp_path / "text.txt", "--text", tmp_path / "text.txt", "--max-tokens", 40, "--rounds", 1)
+    assert recipes.main([*map(str, (source, *text))]) == 0
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    assert [row[2] for row in rows[2:]] == ["320", "80", "60"] * 5 + ["320"]
+    blocks = [["fp32", ""], ["int8", "32"], ["int8", "128"], ["int4", "32"], ["int4", "128"]]
+    assert [row[:2] for row in rows[2::3]] == [*blocks, ["tiny in llama.cpp", ""]]

@@ -242,7 +242,7 @@ def test_a_damaged_draft_is_found(terminal: Terminal, mine: Path, tmp_path: Path
     elif damage != "missing":
         path.write_bytes(content[: len(content) // 2] if damage == "half" else content[:-1] + bytes([content[-1] ^ 1]))
     code, out, err = terminal.run("check", "mine", "--max-tokens", "0")
-    assert (code, "FAILED draft model: " in out) == (5 if damage == "missing" else 4, True)
+    assert (code, "FAILED draft model: " in out) == (3 if damage == "missing" else 4, True)
     assert str(path) in out
     assert err.splitlines()[-1] == "Error: mine: 1 of 3 checks failed: draft model"
 

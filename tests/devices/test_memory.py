@@ -257,8 +257,8 @@ def test_a_plan_that_does_not_fit_says_what_would() -> None:
         assert line.what in shown
     assert "100 MiB too much" in shown
     assert "would fit: type Q3_K_M (3.73 GiB)" in shown  # the largest that does, Q4_K_M being what it is
-    assert "would fit: KV cache q8_0/q8_0" in shown
-    assert "would fit: max_batch_size 1 instead of 2" in shown
+    assert "would fit: [verifier] kv_type_k/kv_type_v q8_0/q8_0" in shown
+    assert "would fit: [serving] max_batch_size 1 instead of 2" in shown
 
 
 def test_the_longest_context_that_fits_is_found() -> None:
@@ -272,9 +272,9 @@ def test_the_longest_context_that_fits_is_found() -> None:
 
 
 def test_a_quantized_cache_is_not_proposed_for_heads_its_blocks_do_not_divide() -> None:
-    assert any("KV cache" in remedy for remedy in what_fits(tight(Setup(BIG, SMALL, PLENTY, 4096), MIB), {}))
+    assert any("kv_type_k" in remedy for remedy in what_fits(tight(Setup(BIG, SMALL, PLENTY, 4096), MIB), {}))
     odd = replace(BIG, head_size_k=80, head_size_v=80)
-    assert not any("KV cache" in remedy for remedy in what_fits(tight(Setup(odd, SMALL, PLENTY, 4096), MIB), {}))
+    assert not any("kv_type_k" in remedy for remedy in what_fits(tight(Setup(odd, SMALL, PLENTY, 4096), MIB), {}))
 
 
 def test_fewer_layers_go_to_a_gpu_that_is_too_small() -> None:

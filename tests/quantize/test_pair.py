@@ -101,11 +101,19 @@ def quantized(big: Path) -> Path:
 
 
 def test_a_verifier_of_the_type_wanted_or_smaller_is_copied(quantized: Path, tiny_gguf: Path, tmp_path: Path) -> None:
-    for kind in ("Q8_0", "q8_0", "F16"):
-        result = build(quantized, tiny_gguf, tmp_path / kind, options=PairOptions(kind))
+    larger = replace(PROFILE, verifier=Verifier(gguf_type="F16"))
+    for name, options in {"same": {"options": PairOptions("q8_0")}, "larger": {"profile": larger}}.items():
+        result = build(quantized, tiny_gguf, tmp_path / name, **options)
         assert (result.kept, result.verifier_type) == (True, "Q8_0")
-        assert sha256(tmp_path / kind / "verifier.gguf") == sha256(quantized)
-        load_pair(str(tmp_path / kind)).verifier.check(tmp_path / kind / "verifier.gguf")
+        assert sha256(tmp_path / name / "verifier.gguf") == sha256(quantized)
+        load_pair(str(tmp_path / name)).verifier.check(tmp_path / name / "verifier.gguf")
+
+
+def test_a_larger_type_that_was_asked_for_is_not_ignored(quantized: Path, tiny_gguf: Path, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"Q8_0 already"):
+        build(quantized, tiny_gguf, tmp_path / "pair", options=PairOptions("F16"))
+    made = build(quantized, tiny_gguf, tmp_path / "pair", options=PairOptions("F16", requantize=True))
+    assert (made.kept, made.verifier_type) == (False, "F16")
 
 
 def test_an_unquantized_verifier_of_the_type_wanted_is_copied(big: Path, tiny_gguf: Path, tmp_path: Path) -> None:
