@@ -6,14 +6,12 @@ import collections.abc as abc
 import hashlib
 import json
 import shutil
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgespec.cli import main as entry
 from edgespec.cli.pair_check import LENGTHS, fingerprint, tokens_per_round
 from edgespec.pairs import Pair, known, load_pair
 from edgespec.pairs.pair import render
@@ -21,6 +19,7 @@ from edgespec.pairs.sources import FileDraft, FileVerifier
 from edgespec.paths import pairs_dir
 from quantize import build_draft
 from tests import tiny
+from tests.cli.terminal import run_command
 from tests.hub_stub import in_use
 from tests.test_pairs_pull import RECIPE
 from tests.tiny import TinyConfig, write_gguf
@@ -34,10 +33,7 @@ class Terminal:
     capsys: pytest.CaptureFixture[str]
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        self.patch.setattr(sys, "argv", ["edgespec", "models", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            entry.main()
-        return (caught.value.code or 0, *self.capsys.readouterr())  # type: ignore[return-value]
+        return run_command(self.patch, self.capsys, "models", *arguments)
 
     def json(self, *arguments: str) -> Any:
         code, out, err = self.run(*arguments, "--json")

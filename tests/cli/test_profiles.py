@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli import main as entry
 from edgespec.devices import probe
 from edgespec.devices.profile import Profile, as_toml, load_profile, profile_names, read_profile
 from edgespec.errors import MissingDependencyError
 from edgespec.verifiers import llama_devices
 from edgespec.verifiers.llama_devices import LlamaDevice
+from tests.cli.terminal import run_command
 from tests.devices import trees
 
 ROOT = Path(__file__).parents[2]
@@ -27,12 +27,7 @@ class Terminal:
         self._patch, self._capsys = patch, capsys
 
     def __call__(self, line: str) -> tuple[int, str, str]:
-        self._patch.setattr(sys, "argv", ["edgespec", "profiles", *shlex.split(line)])
-        with pytest.raises(SystemExit) as ended:
-            entry.main()
-        code = ended.value.code
-        out, err = self._capsys.readouterr()
-        return (code if isinstance(code, int) else 0 if code is None else 1), out, err
+        return run_command(self._patch, self._capsys, "profiles", *shlex.split(line))
 
 
 @pytest.fixture

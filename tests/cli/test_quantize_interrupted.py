@@ -11,13 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.terminal import names
 from tests.tiny import TinyConfig, write_gguf
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and limits of POSIX")
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")

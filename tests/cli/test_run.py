@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.cli import main as entry
 from edgespec.cli import run as command
 from edgespec.core.policy import DEFAULT_POLICY, Fixed
 from edgespec.core.sequence import SamplingParams
@@ -20,6 +19,7 @@ from edgespec.devices.profile import Profile
 from edgespec.errors import EdgespecError, MissingDependencyError
 from edgespec.runtime import Runtime
 from edgespec.text.chat import Message
+from tests.cli.terminal import run_command
 from tests.fakes import END, LETTERS, FakeDrafter, FakeTokenizer, FakeVerifier
 
 JSON_KEYS = {
@@ -69,13 +69,8 @@ class Terminal:
 
     def __call__(self, *arguments: str, stdin: bytes = b"", terminal: bool = False) -> tuple[int, str, str]:
         self._patch.setattr(command, "load", self.load)
-        self._patch.setattr(sys, "argv", ["edgespec", *arguments])
         self._patch.setattr(sys, "stdin", Stdin(stdin, terminal))
-        with pytest.raises(SystemExit) as ended:
-            entry.main()
-        code = ended.value.code
-        out, err = self._capsys.readouterr()
-        return (code if isinstance(code, int) else 0 if code is None else 1), out, err
+        return run_command(self._patch, self._capsys, *arguments)
 
 
 @pytest.fixture
