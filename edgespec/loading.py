@@ -59,7 +59,7 @@ def load(
     chosen = _choose_pair(pair, verifier)
     device = profile if isinstance(profile, Profile) else choose_profile(profile, pair, verifier)
     mode = check_mode(cast(Mode, device.speculation.mode) if mode is None else mode)
-    policy = Fixed(device.speculation.num_candidates, DEFAULT_POLICY.min_margin) if policy is None else policy
+    policy = Fixed(device.speculation.num_candidates, DEFAULT_POLICY.min_confidence) if policy is None else policy
     path = chosen.verifier.find() if verifier is None and chosen is not None else Path(verifier or "")
     if draft is None:
         draft = "lookup" if chosen is None else chosen.ensure_draft(progress)

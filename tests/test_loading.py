@@ -76,7 +76,7 @@ def test_sequential_gives_plains_tokens(tiny_gguf: Path, draft: Path, temperatur
             assert sequential.stats.rounds < NUM_TOKENS / 2 + 1
 
 
-@pytest.mark.parametrize("margin", [0.0, loading.DEFAULT_POLICY.min_margin])
+@pytest.mark.parametrize("margin", [0.0, loading.DEFAULT_POLICY.min_confidence])
 @pytest.mark.parametrize("draft", ["own_folder", "usual_folder"], indirect=True)
 def test_a_draft_that_is_the_verifier_is_accepted(tiny_gguf: Path, draft: Path, margin: float) -> None:
     with open_tiny(tiny_gguf, draft, policy=Fixed(7, margin)) as runtime:

@@ -61,7 +61,7 @@ def test_a_profile_by_path_reaches_both_sides(
     with load(verifier=tiny_gguf, draft=own_folder, profile=str(path)) as runtime:
         assert threads(runtime) == (2, 1)
         assert (runtime.num_ctx, runtime.mode) == (99, "plain")
-        assert runtime.policy == Fixed(3, DEFAULT_POLICY.min_margin)
+        assert runtime.policy == Fixed(3, DEFAULT_POLICY.min_confidence)
     (options,) = asked
     assert (options.num_gpu_layers, options.flash_attention, options.split_mode) == (0, True, "none")
 

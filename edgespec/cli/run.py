@@ -81,9 +81,9 @@ DEFAULT = SamplingParams()
     help=f"Tokens a draft.  [default: the profile's, or {NO_PROFILE.speculation.num_candidates}]",
 )
 @click.option(
-    "--draft-margin",
+    "--min-confidence",
     type=float,
-    default=DEFAULT_POLICY.min_margin,
+    default=DEFAULT_POLICY.min_confidence,
     show_default=True,
     help="End a draft before a token that led by less, in logits; 0 is off.",
 )
@@ -135,7 +135,7 @@ class RunOptions:
     rule: Rule
     mode: Mode | None
     draft_length: int | None
-    draft_margin: float
+    min_confidence: float
     as_json: bool
     check_lossless: bool
 
@@ -176,7 +176,7 @@ class RunOptions:
             num_ctx=self.context,
             num_threads=self.threads,
             mode=mode,
-            policy=Fixed(length, self.draft_margin),
+            policy=Fixed(length, self.min_confidence),
             progress=report.progress,
         )
 

@@ -14,6 +14,9 @@ from edgespec.errors import ParameterError
 
 FinishReason = Literal["stop", "length", "cancelled"]
 Rule = Literal["coupled", "rejection"]
+# A look-ahead guesses that its draft is accepted whole, and which token the verifier adds. Both right: what it drafted
+# after that is kept. Else: whole acceptance and another token, or a rejection inside the draft.
+Ahead = Literal["kept", "wrong guess", "rejected"]
 RULES: tuple[Rule, ...] = ("coupled", "rejection")
 
 MAX_SEED = 2**63 - 1
@@ -170,6 +173,13 @@ class Sequence:
         self.finish_reason = "stop"
 
 
+class Candidate(NamedTuple):
+    """A token that a drafter would have proposed next, and how sure it was of it (see Draft.confidences)."""
+
+    token: int
+    confidence: float
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """Proposed tokens.
@@ -177,11 +187,16 @@ class Draft:
     start          index in the sequence of the first proposed token (the length of the prefix it continues)
     tokens         the proposal, verifier ids, possibly empty
     distributions  the q that each token was drawn from, for the rejection rule; None means each was certain (one-hot)
+    confidences    how sure the drafter was of each token, in units of its own: more is surer. A model says by how many
+                   logits the token beat the next best, lookup how many tokens matched. Empty: it does not say
+    held_back      the token the draft ended before, for want of confidence; None: it ended for another reason
     """
 
     start: int
     tokens: tuple[int, ...] = ()
     distributions: tuple[Distribution, ...] | None = None
+    confidences: tuple[float, ...] = ()
+    held_back: Candidate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +217,10 @@ class Round:
     tokens    what was committed (cut at an end-of-generation token and at the room)
     draft     what had been proposed
     accepted  how many of the proposed tokens are among ``tokens``
-    draft_s, verify_s  seconds spent on either side
+    draft_s, verify_s  seconds either side worked for this round, on all sequences that shared the work
+    hidden_s  of draft_s, what passed while the verifier worked on something else
+    width     rows of the batch that verified it, those of other sequences included
+    ahead     what became of the look-ahead that ran beside the verification; None where there was none
     """
 
     tokens: tuple[int, ...]
@@ -210,6 +228,9 @@ class Round:
     accepted: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
+    hidden_s: float = 0.0
+    width: int = 1
+    ahead: Ahead | None = None
 
     @property
     def drafted(self) -> int:

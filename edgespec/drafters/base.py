@@ -19,9 +19,9 @@ class DraftRequest:
     num_draft   most tokens to propose, 0 or more
     params      temperature, filters, seed (set, not None, unless greedy) and rule the draft is drawn with
     end_tokens  a draft ends with the first of these: nothing after it could be kept
-    min_margin  end the draft before a token that beat the next best by less than this, in logits (after noise, under
-                rule ``coupled``): the verifier's own rounding would decide there; 0.0: never. Not for rule
-                ``rejection`` at a temperature above 0, where a drawn token may not be taken back
+    min_confidence  end the draft before a token of less confidence (Draft.confidences; for a model: of a lead of less
+                than so many logits, after noise under rule ``coupled``), and name that token in ``held_back``; 0.0:
+                never. Not for rule ``rejection`` at a temperature above 0, where a drawn token may not be taken back
     """
 
     slot: int
@@ -30,7 +30,7 @@ class DraftRequest:
     num_draft: int
     params: SamplingParams
     end_tokens: frozenset[int] = frozenset()
-    min_margin: float = 0.0
+    min_confidence: float = 0.0
 
 
 class Drafter(Protocol):

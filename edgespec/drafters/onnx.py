@@ -146,14 +146,14 @@ class OnnxDrafter:
             token, margin = self._draw(work, row[self._columns])
         except BackendError as error:
             raise BackendError(f"the draft model {self._tokens_path.parent} gave no usable logits: {error}") from error
-        if margin >= work.request.min_margin:
+        if margin >= work.request.min_confidence:
             work.known.append(token)
-        if margin < work.request.min_margin or token in work.request.end_tokens:
+        if margin < work.request.min_confidence or token in work.request.end_tokens:
             work.room = work.num_drafted
 
     def _draw(self, work: _Work, row: Row) -> tuple[int, float]:
         """The next token, and by how much it beat the next best (inf where nobody asks, or it must not matter)."""
-        params, wanted = work.request.params, work.request.min_margin > 0.0
+        params, wanted = work.request.params, work.request.min_confidence > 0.0
         if params.greedy:
             return self._likeliest(work, row, wanted)
         dist = distribution(row, params, work.known, work.request.num_prompt, self._head)

@@ -59,7 +59,7 @@ def propose(sequence: Sequence, drafter: Drafter, policy: Policy, cancelled: Can
         length,
         sequence.params,
         sequence.end_tokens,
-        policy.min_margin,
+        policy.min_confidence,
     )
     (draft,) = drafter.propose([request], cancelled)
     return draft, time.perf_counter() - began

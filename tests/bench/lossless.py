@@ -26,7 +26,7 @@ from edgespec.loading import load
 @click.option("--temperature", multiple=True, type=float, default=(0.0, 0.8), show_default=True)
 @click.option("--rule", type=click.Choice(RULES), default="coupled", show_default=True)
 @click.option("--draft-length", default=DEFAULT_POLICY.length, show_default=True)
-@click.option("--draft-margin", default=DEFAULT_POLICY.min_margin, show_default=True)
+@click.option("--min-confidence", default=DEFAULT_POLICY.min_confidence, show_default=True)
 @click.option("--threads", type=int)
 def main(
     prompts: Path,
@@ -37,7 +37,7 @@ def main(
     temperature: tuple[float, ...],
     rule: str,
     draft_length: int,
-    draft_margin: float,
+    min_confidence: float,
     threads: int | None,
 ) -> None:
     lines = prompts.read_text(encoding="utf-8").splitlines()
@@ -45,7 +45,7 @@ def main(
     unexplained = 0
     columns = ("temperature", "prompts", "tokens", "acceptance", "answers equal", "differences", "unexplained")
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-    policy = Fixed(draft_length, draft_margin)
+    policy = Fixed(draft_length, min_confidence)
     with load(None, verifier, draft, num_threads=threads, policy=policy) as runtime:
         for value in temperature:
             params = SamplingParams(max_tokens=max_tokens, temperature=value, seed=1, rule=rule)  # type: ignore[arg-type]

@@ -102,7 +102,7 @@ def add(total: Cost, cost: Cost, same: bool) -> None:
 @click.option("--max-tokens", default=64, show_default=True)
 @click.option("--temperature", default=0.0, show_default=True)
 @click.option("--draft-lengths", default="3,5,7,11", show_default=True)
-@click.option("--draft-margin", default=0.0, show_default=True, help="0 keeps the lengths fixed.")
+@click.option("--min-confidence", default=0.0, show_default=True, help="0 keeps the lengths fixed.")
 @click.option("--threads", type=int)
 @click.option("--cold", is_flag=True)
 def main(
@@ -114,7 +114,7 @@ def main(
     max_tokens: int,
     temperature: float,
     draft_lengths: str,
-    draft_margin: float,
+    min_confidence: float,
     threads: int | None,
     cold: bool,
 ) -> None:
@@ -128,7 +128,7 @@ def main(
             order = [0, *lengths]
             order = order[turn % len(order) :] + order[: turn % len(order)]
             runs = {
-                length: measure(runtime, question["turns"][0], params, Fixed(length, draft_margin), cold)
+                length: measure(runtime, question["turns"][0], params, Fixed(length, min_confidence), cold)
                 for length in order
             }
             for length, (cost, tokens) in runs.items():

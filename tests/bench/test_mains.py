@@ -63,11 +63,11 @@ def test_speedup_measures_each_length_in_turn(prompts: Path, monkeypatch: pytest
     asked: list[tuple[str, int, float]] = []
 
     def measure(runtime: Runtime, prompt: str, params: Any, policy: Fixed, cold: bool) -> Any:
-        asked.append((prompt, policy.length, policy.min_margin))
+        asked.append((prompt, policy.length, policy.min_confidence))
         return speedup.Cost(10, 2.0, 8, 1.0 / (1 + policy.length), 4, 3), (1, policy.length > 2)
 
     monkeypatch.setattr(speedup, "measure", measure)
-    options = ("--verifier", tiny_gguf, "--every", 3, "--draft-lengths", "1,3", "--draft-margin", 0.5)
+    options = ("--verifier", tiny_gguf, "--every", 3, "--draft-lengths", "1,3", "--min-confidence", 0.5)
     output = run(speedup.main, prompts, *options).output
     first, second = "the cat ", "the cat " * 4
     assert asked == [(first, n, 0.5) for n in (0, 1, 3)] + [(second, n, 0.5) for n in (1, 3, 0)]

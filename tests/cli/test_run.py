@@ -185,7 +185,7 @@ def test_pair_verifier_and_draft_reach_load(edgespec: Terminal) -> None:
     assert edgespec.loaded == [("starter", Path("v.gguf"), "d")]
     assert (edgespec.options["num_ctx"], edgespec.options["num_threads"]) == (99, 3)
     assert edgespec.options["policy"] == DEFAULT_POLICY
-    edgespec("run", "abc", "--draft-length", "3", "--draft-margin", "0.5")
+    edgespec("run", "abc", "--draft-length", "3", "--min-confidence", "0.5")
     assert edgespec.options["policy"] == Fixed(3, 0.5)
 
 
@@ -195,12 +195,12 @@ SLOW_BOX = "[speculation]\nmode = 'plain'\nnum_candidates = 4\n"
 @pytest.mark.parametrize(
     ("line", "mode", "policy", "draft"),
     [
-        ("", "plain", Fixed(4, DEFAULT_POLICY.min_margin), "none"),
-        ("--mode sequential", "sequential", Fixed(4, DEFAULT_POLICY.min_margin), None),
-        ("--draft d", "sequential", Fixed(4, DEFAULT_POLICY.min_margin), "d"),
-        ("--draft d --mode plain", "plain", Fixed(4, DEFAULT_POLICY.min_margin), "none"),
-        ("--draft-length 2", "plain", Fixed(2, DEFAULT_POLICY.min_margin), "none"),
-        ("--mode sequential --draft-margin 0", "sequential", Fixed(4, 0.0), None),
+        ("", "plain", Fixed(4, DEFAULT_POLICY.min_confidence), "none"),
+        ("--mode sequential", "sequential", Fixed(4, DEFAULT_POLICY.min_confidence), None),
+        ("--draft d", "sequential", Fixed(4, DEFAULT_POLICY.min_confidence), "d"),
+        ("--draft d --mode plain", "plain", Fixed(4, DEFAULT_POLICY.min_confidence), "none"),
+        ("--draft-length 2", "plain", Fixed(2, DEFAULT_POLICY.min_confidence), "none"),
+        ("--mode sequential --min-confidence 0", "sequential", Fixed(4, 0.0), None),
     ],
 )
 def test_a_profile_gives_what_no_option_says(
@@ -287,7 +287,7 @@ BAD = {
     "": 8, "'  '": 8, "a" * 64: 9, "a --temperature -1": 2, "a --temperature nan": 2, "a --temperature inf": 2,
     "a --top-p 0": 2, "a --top-p 1.1": 2, "a --top-k -1": 2, "a --min-p nan": 2, "a --repeat-penalty 0": 2,
     "a --max-tokens 0": 2, "a --seed -3": 2, "a --stop ''": 2, "a --draft-length -1": 2, "a --draft-length x": 2,
-    "a --draft-margin -1": 2, "a --draft-margin nan": 2,
+    "a --min-confidence -1": 2, "a --min-confidence nan": 2,
     "a --rule best": 2, "a --mode fast": 2, "a --nonsense": 2, "a b": 2, "-i --json": 2, "a --raw --system b": 2,
     "a --mode sequential --draft none": 2, "--file /does/not/exist": 5, "--file /": 5,
     "a --rule rejection --check-lossless": 2, "a --profile nothing": 14, "a --profile /no/such.toml": 14,

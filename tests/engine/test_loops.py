@@ -160,8 +160,8 @@ def test_the_consumer_may_cut_the_sequence_between_rounds() -> None:
 
 
 @pytest.mark.parametrize("margin", [-0.1, float("inf"), float("nan"), None, True])
-def test_a_draft_margin_outside_its_range_is_refused(margin: object) -> None:
-    with pytest.raises(ParameterError, match="draft margin"):
+def test_a_min_confidence_outside_its_range_is_refused(margin: object) -> None:
+    with pytest.raises(ParameterError, match="min_confidence"):
         Fixed(1, margin)  # type: ignore[arg-type]
 
 
