@@ -1,4 +1,4 @@
-"""The one thread that touches a runtime's backends."""
+"""Threads that own a backend: nobody else touches it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Owner:
     A daemon, unlike the threads of a ThreadPoolExecutor: a program that ends does not wait for an answer nobody reads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = NAME) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], abc.Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, call: abc.Callable[[], _T]) -> Future[_T]:

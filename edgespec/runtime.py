@@ -1,54 +1,41 @@
 """A loaded pair, ready to generate: prompts in, chunks of text out.
 
-One thread, the owner, touches the backends; any thread may call a Runtime's methods. Requests are served one at a time,
-in the order they start.
+One thread, the owner, runs the engine and touches the verifier; the drafter has its own. Any thread may call a
+Runtime's methods. As many requests are served at once as both backends have slots; the others wait, in their order.
 """
 
 from __future__ import annotations
 
 import collections.abc as abc
 import os
-import queue
 import secrets
 import threading
 import time
 import weakref
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
+from edgespec.core.costs import Curves
 from edgespec.core.policy import DEFAULT_POLICY, Policy
-from edgespec.core.sequence import Cancelled, Draft, FinishReason, Round, SamplingParams, Sequence
+from edgespec.core.sequence import FinishReason, SamplingParams, Sequence
+from edgespec.degraded import Degraded
 from edgespec.drafters.base import Drafter
 from edgespec.engine import lossless
-from edgespec.engine.loops import plain, sequential
+from edgespec.engine.draft_thread import DraftThread
+from edgespec.engine.look_ahead import MAX_AHEAD
+from edgespec.engine.scheduler import Mode
 from edgespec.engine.stats import Stats, Tally
 from edgespec.errors import ClosedError, ContextLengthError, ParameterError, PromptError
 from edgespec.owner import Owner
+from edgespec.service import PATIENCE_S, Chunk, Item, Request, Service
 from edgespec.text.chat import ChatTemplate, Message
 from edgespec.text.output import OutputText
 from edgespec.text.tokenizer import Tokenizer
-from edgespec.verifiers.base import Interrupted, Verifier
+from edgespec.verifiers.base import Verifier
 
-Mode = Literal["plain", "sequential"]
-MODES: tuple[Mode, ...] = ("plain", "sequential")
+__all__ = ["Chunk", "Mode", "Result", "Runtime", "Stream"]
+
+MODES: tuple[Mode, ...] = ("plain", "sequential", "overlapped")
 Prompt = str | abc.Sequence[Message | abc.Mapping[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """What one round added. The texts of all chunks make the answer, their tokens the output.
-
-    text    may be empty: a character, or what could become a stop string, is not whole yet
-    tokens  verifier ids, an end-of-generation token included
-    finish_reason  in the last chunk only (which has no tokens): "stop", "length" or "cancelled"
-    divergences  in the last chunk, where a check was asked for: every difference from plain decoding
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    stats: Stats
-    finish_reason: FinishReason | None = None
-    divergences: tuple[lossless.Divergence, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +61,16 @@ class Result:
         )
 
 
-@dataclass(eq=False)
-class _Request:
-    """One prompt on its way, encoded and checked. The owner thread fills ``chunks``, None at the end."""
-
-    sequence: Sequence
-    mode: Mode
-    policy: Policy
-    check: bool
-    began: float = 0.0
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    chunks: queue.SimpleQueue[Chunk | Exception | None] = field(default_factory=queue.SimpleQueue)
-    drafts: list[Draft] = field(default_factory=list)
-
-
 class Stream(abc.Iterator[Chunk]):
     """An answer on its way: iterate over its chunks. The work starts with the first ``next``.
 
     One thread iterates; any thread may cancel. A stream that is dropped or left (it is a context manager) is cancelled.
     """
 
-    def __init__(self, request: _Request, start: abc.Callable[[_Request], None]) -> None:
-        self._request, self._start = request, start
+    def __init__(
+        self, request: Request, start: abc.Callable[[Request], None], wait: abc.Callable[[Request], Item]
+    ) -> None:
+        self._request, self._start, self._wait = request, start, wait
         self._started = self._ended = False
 
     def __next__(self) -> Chunk:
@@ -105,7 +80,7 @@ class Stream(abc.Iterator[Chunk]):
         if not self._started:
             self._start(self._request)
             self._started = True
-        item = self._request.chunks.get()
+        item = self._wait(self._request)
         self._ended = not isinstance(item, Chunk)
         if isinstance(item, Exception):
             raise item
@@ -139,6 +114,11 @@ class Runtime:
     Every method may be called from any thread. ``load`` makes one; tests make it over fakes.
 
     mode, policy  what requests get that do not say otherwise; without a drafter the mode is plain
+    curves        what rounds cost, measured; None: nobody knows, and no speedup is reported
+    degraded      the steps down from how the pair was meant to run
+    max_ahead     most tokens a look-ahead drafts
+    owner, draft_owner  the threads that opened the backends; None: new ones
+    patience_s    without a sign of life for so long, the verifier is given up
     """
 
     def __init__(
@@ -149,22 +129,30 @@ class Runtime:
         *,
         mode: Mode = "sequential",
         policy: Policy = DEFAULT_POLICY,
+        curves: Curves | None = None,
+        degraded: Degraded | None = None,
+        max_ahead: int = MAX_AHEAD,
         verifier_name: str = "",
         draft_name: str = "none",
         owner: Owner | None = None,
+        draft_owner: Owner | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
-        self._verifier, self._drafter, self._tokenizer = verifier, drafter, tokenizer
+        self._verifier, self._tokenizer = verifier, tokenizer
         self._template = ChatTemplate(tokenizer.chat_template, bos=tokenizer.bos, eos=tokenizer.eos)
         self.mode: Mode = mode if drafter else "plain"
         self.policy = policy
+        self.degraded = degraded or Degraded()
         self.verifier_name, self.draft_name = verifier_name, draft_name
         self._end_tokens = tokenizer.end_tokens
-        self._owner = owner or Owner()
+        self._drafter = DraftThread(drafter, self.degraded, owner=draft_owner) if drafter else None
+        self._service = Service(
+            verifier, self._drafter, curves=curves, max_ahead=max_ahead, owner=owner, patience_s=patience_s
+        )
         self._lock = threading.Lock()
-        self._closing = threading.Event()
         self._process = os.getpid()
         # Also runs when the runtime is dropped, and when the program ends.
-        self._finalizer = weakref.finalize(self, _finish, self._closing, self._owner, verifier, drafter, self._process)
+        self._finalizer = weakref.finalize(self, _finish, self._service, self._process)
 
     def __enter__(self) -> Runtime:
         return self
@@ -202,7 +190,8 @@ class Runtime:
 
         Bad input raises here, not at the first chunk: ParameterError, PromptError, ContextLengthError, ClosedError.
         """
-        return Stream(self._request(prompt, params or SamplingParams(), raw, mode, policy, check_lossless), self._start)
+        request = self._request(prompt, params or SamplingParams(), raw, mode, policy, check_lossless)
+        return Stream(request, self._start, self._service.wait)
 
     def generate(
         self,
@@ -226,8 +215,6 @@ class Runtime:
 
     def close(self) -> None:
         """Cancel what runs, wait for it, free both models. A second call does nothing."""
-        with self._lock:
-            self._closing.set()
         self._finalizer()
 
     # A request: checked on the caller's thread, run on the owner's, read on the caller's.
@@ -240,7 +227,7 @@ class Runtime:
         mode: Mode | None,
         policy: Policy | None,
         check: bool,
-    ) -> _Request:
+    ) -> Request:
         if check:
             lossless.check_params(params)
         mode = check_mode(mode or self.mode)
@@ -257,7 +244,15 @@ class Runtime:
             )
         if params.seed is None and not params.greedy:
             params = replace(params, seed=secrets.randbits(32))
-        return _Request(Sequence(tokens, params, self.num_ctx, self._end_tokens), mode, policy or self.policy, check)
+        sequence = Sequence(tokens, params, self.num_ctx, self._end_tokens)
+        return Request(
+            sequence,
+            mode,
+            policy or self.policy,
+            OutputText(self._tokenizer.piece, params.stop),
+            Tally(len(tokens), mode, params.seed),
+            check,
+        )
 
     def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
         if isinstance(prompt, str):
@@ -270,77 +265,19 @@ class Runtime:
             raise ParameterError("raw: got a list of messages; a raw prompt is a text")
         return self._tokenizer.encode_chat(self._template.render(prompt))
 
-    def _start(self, request: _Request) -> None:
-        request.began = time.perf_counter()
+    def _start(self, request: Request) -> None:
+        request.tally.began = time.perf_counter()
         with self._lock:
             self._check_open()
-            self._owner.submit(lambda: self._work(request))
+            self._service.submit(request)
 
     def _check_open(self) -> None:
-        if self._closing.is_set():
+        if self._service.is_closed:
             raise ClosedError("this runtime was closed; load another")
         if self._process != os.getpid():
             raise ClosedError("this runtime was loaded before the process forked; load another in this process")
 
-    # On the owner thread
 
-    def _work(self, request: _Request) -> None:
-        try:
-            for chunk in self._chunks(request):
-                request.chunks.put(chunk)
-        except Exception as error:  # the caller's thread raises it
-            request.chunks.put(error)
-        finally:
-            request.chunks.put(None)
-
-    def _chunks(self, request: _Request) -> abc.Iterator[Chunk]:
-        sequence = request.sequence
-        text = OutputText(self._tokenizer.piece, sequence.params.stop)
-        tally = Tally(sequence.num_prompt, request.mode, sequence.params.seed, request.began)
-        if request.check:
-            lossless.forget(sequence, self._verifier)
-        for round_ in self._rounds(request):
-            shown = text.feed(round_.tokens)
-            if shown.stopped:
-                sequence.cut(len(round_.tokens) - shown.num_tokens)
-            if request.check:
-                request.drafts.append(round_.draft)
-            yield Chunk(shown.emit, round_.tokens[: shown.num_tokens], tally.add(round_, shown.num_tokens))
-        yield Chunk(text.flush(), (), tally.stats, sequence.finish_reason, self._divergences(request))
-
-    def _rounds(self, request: _Request) -> abc.Iterator[Round]:
-        if request.mode == "plain" or self._drafter is None:
-            return plain(request.sequence, self._verifier, self._cancelled(request))
-        return sequential(request.sequence, self._drafter, self._verifier, request.policy, self._cancelled(request))
-
-    def _divergences(self, request: _Request) -> tuple[lossless.Divergence, ...] | None:
-        if not request.check:
-            return None
-        try:
-            found = lossless.check(request.sequence, request.drafts, self._verifier, self._cancelled(request))
-        except Interrupted:
-            return None
-        return tuple(found)
-
-    def _cancelled(self, request: _Request) -> Cancelled:
-        return lambda: request.cancelled.is_set() or self._closing.is_set()
-
-
-def _finish(closing: threading.Event, owner: Owner, verifier: Verifier, drafter: Drafter | None, process: int) -> None:
-    """Cancel what runs, and free both models on the thread that owns them."""
-    if process != os.getpid():
-        return  # the owner thread does not live in a forked child, and the models are the parent's
-    closing.set()
-
-    def free() -> None:
-        if drafter is not None:
-            drafter.close()
-        verifier.close()
-
-    if owner.is_current:  # a collected runtime may be finished on any thread
-        free()
-        owner.stop()
-    else:
-        freed = owner.submit(free)
-        owner.stop(wait=True)
-        freed.result()
+def _finish(service: Service, process: int) -> None:
+    if process == os.getpid():  # the threads do not live in a forked child, and the models are the parent's
+        service.close()

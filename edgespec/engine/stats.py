@@ -18,7 +18,11 @@ class Stats:
     tokens_per_s  tokens committed after the first round, per second after it; over the whole request while there is
                   only one round
     ttft_s        time to first token: from the first ``next`` of the stream to the end of the first round
-    draft_s, verify_s  seconds inside the drafter and inside the verifier (prompt evaluation included)
+    draft_s, verify_s  seconds inside the drafter and inside the verifier (prompt evaluation included); work that was
+                  shared with other requests counts whole
+    hidden_s      of draft_s, what passed while the verifier worked
+    speedup       tokens committed after the first round, over what plain decoding would have made in that time by the
+                  live estimate of its speed; 0.0 where there is none yet
     """
 
     prompt_tokens: int
@@ -32,6 +36,8 @@ class Stats:
     ttft_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
+    hidden_s: float = 0.0
+    speedup: float = 0.0
 
     @property
     def acceptance_rate(self) -> float:
@@ -46,26 +52,32 @@ class Stats:
 class Tally:
     """Adds up rounds. One thread.
 
-    began  when the request started, by time.perf_counter()
+    began  when the request started, by time.perf_counter(); may be set until the first round
     """
 
-    def __init__(self, num_prompt: int, mode: str, seed: int | None, began: float) -> None:
-        self._began = began
+    def __init__(self, num_prompt: int, mode: str, seed: int | None, began: float = 0.0) -> None:
+        self.began = began
         self._num_prompt, self._mode, self._seed = num_prompt, mode, seed
         self._rounds = self._tokens = self._drafted = self._accepted = self._first_tokens = 0
-        self._first_s = self._draft_s = self._verify_s = 0.0
-        self._elapsed_s = 0.0
+        self._first_s = self._draft_s = self._verify_s = self._hidden_s = 0.0
+        self._elapsed_s = self._plain_s = 0.0
 
-    def add(self, round_: Round, num_tokens: int) -> Stats:
-        """Count a finished round of which ``num_tokens`` tokens were kept."""
-        self._elapsed_s = time.perf_counter() - self._began
+    def add(self, round_: Round, num_tokens: int, plain_s: float = 0.0) -> Stats:
+        """Count a finished round of which ``num_tokens`` tokens were kept.
+
+        plain_s  what a token costs by plain decoding, 0.0 where nobody knows
+        """
+        self._elapsed_s = time.perf_counter() - self.began
         self._rounds += 1
         self._tokens += num_tokens
         self._drafted += round_.drafted
         self._accepted += min(round_.accepted, num_tokens)
         self._draft_s += round_.draft_s
         self._verify_s += round_.verify_s
-        if self._rounds == 1:
+        self._hidden_s += round_.hidden_s
+        if self._rounds > 1:
+            self._plain_s += num_tokens * plain_s
+        else:
             self._first_s, self._first_tokens = self._elapsed_s, num_tokens
         return self.stats
 
@@ -83,7 +95,13 @@ class Tally:
             ttft_s=self._first_s,
             draft_s=self._draft_s,
             verify_s=self._verify_s,
+            hidden_s=self._hidden_s,
+            speedup=self._speedup(),
         )
+
+    def _speedup(self) -> float:
+        seconds = self._elapsed_s - self._first_s
+        return self._plain_s / seconds if seconds > 0 else 0.0
 
     def _rate(self) -> float:
         tokens, seconds = self._tokens, self._elapsed_s

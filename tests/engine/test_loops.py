@@ -1,4 +1,4 @@
-"""The two loops over fakes: same tokens, same ends, whatever is drafted."""
+"""The loops over fakes: same tokens, same ends, whatever is drafted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from edgespec.core.policy import MAX_DRAFT_LENGTH, Fixed
 from edgespec.core.sequence import Draft, Round, SamplingParams, Sequence
 from edgespec.drafters.base import DraftRequest
-from edgespec.engine.loops import plain, sequential
+from edgespec.engine.loops import plain
 from edgespec.errors import ParameterError
+from tests.engine.running import sequential
 from tests.fakes import FakeDrafter, FakeVerifier, random_logits
 
 PROMPT = [3, 1, 4, 1, 5]

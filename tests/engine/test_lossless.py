@@ -10,11 +10,12 @@ import pytest
 
 from edgespec.core.policy import Fixed
 from edgespec.core.sequence import Draft, SamplingParams, Sequence, Verdict
-from edgespec.engine import loops
-from edgespec.engine.loops import plain, sequential
+from edgespec.engine import rounds as helpers
+from edgespec.engine.loops import plain
 from edgespec.engine.lossless import check
 from edgespec.errors import ParameterError
 from edgespec.verifiers.base import Cancelled, Rows, ScoreRequest, never
+from tests.engine.running import sequential
 from tests.fakes import FakeDrafter, FakeVerifier, random_logits
 
 GREEDY = SamplingParams(max_tokens=50, temperature=0.0)
@@ -97,12 +98,12 @@ def test_a_wrong_token_has_no_explanation(params: SamplingParams) -> None:
 
 def test_a_biased_acceptance_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepting everything a bad draft proposes is noticed at every place it matters."""
-    honest = loops.judge
+    honest = helpers.judge
 
     def biased(draft: Draft, rows: Rows, *rest: Any) -> Verdict:
         return Verdict(len(draft.tokens), (*draft.tokens, *honest(Draft(draft.start), rows[-1:], *rest).tokens))
 
-    monkeypatch.setattr(loops, "judge", biased)
+    monkeypatch.setattr(helpers, "judge", biased)
     one = Sequence([1, 2, 3], GREEDY, 64)
     rounds = list(sequential(one, FakeDrafter(logits=random_logits(32, 9)), FakeVerifier(), Fixed(4)))
     found = check(one, [round_.draft for round_ in rounds], FakeVerifier())

@@ -1,0 +1,115 @@
+"""The drafter's own thread: it drafts while the engine's thread verifies, and cannot take the engine down with it."""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import time
+from concurrent.futures import Future, TimeoutError
+from typing import Generic, TypeVar
+
+from edgespec.core.sequence import Cancelled, Draft
+from edgespec.degraded import Degraded
+from edgespec.drafters.base import Drafter, DraftRequest
+from edgespec.errors import BackendError
+from edgespec.owner import Owner
+
+NAME = "edgespec-drafter"
+PATIENCE_S = 60.0  # a drafter gives a sign of life every token, or every 128 tokens of a prompt
+
+_T = TypeVar("_T")
+Work = abc.Callable[[Drafter, Cancelled], _T]
+
+
+class DraftThread:
+    """A drafter, and the only thread that touches it. The engine's thread calls; ``close`` may come from any.
+
+    A drafter that fails, or gives no sign of life for ``patience_s`` seconds, is given up: ``degraded`` says so once,
+    and from then on every draft is empty, which the engine takes as plain decoding.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        degraded: Degraded | None = None,
+        *,
+        owner: Owner | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """``owner`` is the thread that opened the drafter; None: a new one."""
+        self._drafter, self._degraded = drafter, degraded or Degraded()
+        self._owner = owner or Owner(NAME)
+        self.patience_s = patience_s
+        self.is_lost = False
+
+    @property
+    def name(self) -> str:
+        return self._drafter.name
+
+    @property
+    def num_slots(self) -> int:
+        return self._drafter.num_slots
+
+    def start(self, work: Work[_T], cancelled: Cancelled, default: _T) -> Pending[_T]:
+        """Have ``work`` done, after what was started before; ``default`` is its result if the drafter is given up."""
+        return Pending(self, work, cancelled, default)
+
+    def propose(self, requests: abc.Sequence[DraftRequest], cancelled: Cancelled) -> list[Draft]:
+        """See Drafter.propose; empty drafts from one that was given up."""
+        return self.start(lambda drafter, asked: drafter.propose(requests, asked), cancelled, empty(requests)).result()
+
+    def lose(self, reason: str) -> None:
+        if not self.is_lost:
+            self.is_lost = True
+            self._degraded.add(f"the {self.name} drafter", "plain", reason)
+
+    def close(self) -> None:
+        """Free the drafter on its thread and end that; one that hangs is left to the end of the process."""
+        if not self._owner.is_current:
+            freed = self._owner.submit(self._drafter.close)
+            self._owner.stop()
+            try:
+                freed.result(timeout=None if not self.is_lost else self.patience_s)
+            except TimeoutError:
+                self.lose("it does not answer")
+
+    def run(self, work: abc.Callable[[], _T]) -> Future[_T]:
+        return self._owner.submit(work)
+
+    def use(self, work: Work[_T], cancelled: Cancelled) -> _T:
+        """On the drafter's thread."""
+        return work(self._drafter, cancelled)
+
+
+class Pending(Generic[_T]):
+    """Work that the drafter was given. Made by DraftThread.start; any thread may wait for it."""
+
+    def __init__(self, thread: DraftThread, work: Work[_T], cancelled: Cancelled, default: _T) -> None:
+        self._thread, self._work, self._cancelled, self._default = thread, work, cancelled, default
+        self._sign = time.monotonic()
+        self._future: Future[_T] | None = None if thread.is_lost else thread.run(self._run)
+
+    def result(self) -> _T:
+        """Wait for it. Raises what the work raised, except for a BackendError, which gives the drafter up."""
+        if self._future is None:
+            return self._default
+        while not self._thread.is_lost:
+            try:
+                return self._future.result(max(0.0, self._sign + self._thread.patience_s - time.monotonic()))
+            except TimeoutError:
+                if not self._future.done() and time.monotonic() - self._sign >= self._thread.patience_s:
+                    self._thread.lose(f"no sign of life for {self._thread.patience_s:g} s")
+            except BackendError as error:
+                self._thread.lose(str(error))
+        return self._default
+
+    def _run(self) -> _T:
+        self._sign = time.monotonic()
+        return self._thread.use(self._work, self._alive)
+
+    def _alive(self) -> bool:
+        self._sign = time.monotonic()
+        return self._thread.is_lost or self._cancelled()
+
+
+def empty(requests: abc.Sequence[DraftRequest]) -> list[Draft]:
+    return [Draft(len(request.tokens)) for request in requests]
