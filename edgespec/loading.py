@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import collections.abc as abc
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
-from edgespec.core.policy import DEFAULT_POLICY, Fixed, Policy
-from edgespec.devices.probe import usable_cpus, usable_threads
+from edgespec.core.policy import DEFAULT_POLICY, Fixed, Policy, Threshold
 from edgespec.devices.profile import Profile, load_profile, read_profile
-from edgespec.drafters import vocabulary
-from edgespec.drafters.base import Drafter
-from edgespec.drafters.lookup import LookupDrafter
-from edgespec.errors import EdgespecError, ModelFormatError, ModelNotFoundError, ProfileError
+from edgespec.errors import ModelFormatError, ModelNotFoundError, ParameterError, ProfileError
+from edgespec.opening import Order, open_runtime
 from edgespec.owner import Owner
 from edgespec.pairs import DEFAULT_PAIR, Pair, Progress, load_pair
-from edgespec.paths import cache_dir
-from edgespec.runtime import Mode, Runtime, check_mode
-from edgespec.text.tokenizer import Tokenizer
-from edgespec.verifiers.canary import use_extra_bufts
-from edgespec.verifiers.llama import LlamaOptions, LlamaVerifier
+from edgespec.runtime import MODES, Mode, Runtime
+from edgespec.verifiers.llama import LlamaOptions
 
 NO_PROFILE = Profile("none")  # all defaults
 PROFILE = "profile.toml"  # in a pair's folder: what it was planned for
+AUTO = "auto"
+# Measured on a draft model that is the verifier at 8 bits (tests/bench/LOG.md): nearly all that is rejected was drawn
+# with a lead of less than this, which is what rounding moves a logit.
+MIN_CONFIDENCE = 0.3
 
 
 def load(
@@ -34,9 +32,11 @@ def load(
     *,
     profile: str | Profile | None = None,
     num_ctx: int | None = None,
+    num_slots: int = 1,
     num_threads: int | None = None,
-    mode: Mode | None = None,
+    mode: Mode | Literal["auto"] | None = None,
     policy: Policy | None = None,
+    workers: abc.Iterable[str] = (),
     progress: Progress | None = None,
 ) -> Runtime:
     """Load a pair, or a verifier and a draft of your own, and return a Runtime. Blocks; any thread.
@@ -49,24 +49,43 @@ def load(
                  the pair was made for, else the defaults of Profile, which are those named below
     num_ctx      most tokens of prompt and answer together; None: what the verifier was trained for, at most the
                  profile's context (4096)
+    num_slots    requests served at once, each with a context of its own
     num_threads  for either side; None: the usable CPUs, or fewer if the profile says so
-    mode, policy  what requests get that do not say otherwise; None: sequential, DEFAULT_POLICY
+    mode         what requests get that do not say otherwise; "auto", the default: what pays on this box, which is
+                 measured for three seconds where ``edgespec calibrate`` has not
+    policy       how long drafts are; None: the profile's, which is Goodput
+    workers      ``host:port`` of RPC workers whose devices the verifier may use too
     progress     called with (stage, 0..1) while a draft model is built on first use
 
-    Raises UnknownPairError, ModelNotFoundError, ModelFormatError, FileAccessError, VocabularyMismatchError,
-    ParameterError, ProfileError, BackendError, MissingDependencyError.
+    ``Runtime.degraded`` says what could not be had as it was meant. Raises UnknownPairError, ModelNotFoundError,
+    ModelFormatError, FileAccessError, VocabularyMismatchError, ParameterError, ProfileError, BackendError,
+    MissingDependencyError.
     """
     chosen = _choose_pair(pair, verifier)
     device = profile if isinstance(profile, Profile) else choose_profile(profile, pair, verifier)
-    mode = check_mode(cast(Mode, device.speculation.mode) if mode is None else mode)
-    policy = Fixed(device.speculation.num_candidates, DEFAULT_POLICY.min_confidence) if policy is None else policy
+    wanted = _check_mode(device.speculation.mode if mode is None else mode)
     path = chosen.verifier.find() if verifier is None and chosen is not None else Path(verifier or "")
-    if draft is None:
+    is_own = draft is not None
+    if wanted == "plain":
+        draft = "none"
+    elif draft is None:
         draft = "lookup" if chosen is None else chosen.ensure_draft(progress)
-    options = _verifier_options(path, device, num_ctx, num_threads)
-    draft_threads = _threads(num_threads, device.draft.threads)
+    order = Order(
+        _verifier_options(path, device, num_ctx, num_slots),
+        draft,
+        is_own,
+        device,
+        profiled_policy(device) if policy is None else policy,
+        wanted,
+        num_threads,
+        tuple(workers) or device.verifier.rpc,
+    )
+    return _open(order, chosen)
+
+
+def _open(order: Order, chosen: Pair | None) -> Runtime:
     owner = Owner()
-    future = owner.submit(lambda: _load(options, draft, draft_threads, device.draft.provider, mode, policy, owner))
+    future = owner.submit(lambda: open_runtime(order, owner))
     try:
         return future.result()
     except (ModelFormatError, ModelNotFoundError) as error:
@@ -79,6 +98,20 @@ def load(
         future.add_done_callback(_discard)
         owner.stop()
         raise
+
+
+def _check_mode(mode: str) -> Mode | None:
+    if mode not in (AUTO, *MODES):
+        raise ParameterError(f"mode: got {mode!r}; allowed: {', '.join((AUTO, *MODES))}")
+    return None if mode == AUTO else cast(Mode, mode)
+
+
+def profiled_policy(device: Profile) -> Policy:
+    """The policy a profile names."""
+    length = device.speculation.num_candidates
+    if device.speculation.policy == "goodput":
+        return DEFAULT_POLICY
+    return Fixed(length, MIN_CONFIDENCE) if device.speculation.policy == "fixed" else Threshold(min(max(length, 3), 8))
 
 
 def _choose_pair(pair: str | None, verifier: str | Path | None) -> Pair | None:
@@ -108,18 +141,14 @@ def _discard(future: Future[Runtime]) -> None:
         future.result().close()
 
 
-def _threads(asked: int | None, profiled: int) -> int:
-    """What was asked for, else the profile's number, which a container may be too small for."""
-    return min(profiled or usable_cpus(), usable_cpus()) if asked is None else usable_threads(asked)
-
-
-def _verifier_options(path: Path, device: Profile, num_ctx: int | None, num_threads: int | None) -> LlamaOptions:
+def _verifier_options(path: Path, device: Profile, num_ctx: int | None, num_slots: int) -> LlamaOptions:
     chosen = device.verifier
     return LlamaOptions(
         path,
-        _threads(num_threads, chosen.threads),
+        num_threads=1,
         num_ctx=num_ctx,
         max_ctx=device.serving.context,
+        num_slots=num_slots,
         num_gpu_layers=chosen.gpu_layers,
         flash_attention={"auto": None, "on": True, "off": False}[chosen.flash_attention],
         kv_type_k=chosen.kv_type_k,
@@ -128,60 +157,3 @@ def _verifier_options(path: Path, device: Profile, num_ctx: int | None, num_thre
         tensor_split=chosen.tensor_split,
         main_gpu=chosen.main_gpu,
     )
-
-
-def _load(
-    options: LlamaOptions,
-    draft: str | Path,
-    draft_threads: int,
-    provider: str,
-    mode: Mode,
-    policy: Policy,
-    owner: Owner,
-) -> Runtime:
-    """On the owner thread: both models, then the check that they speak the same tokens."""
-    with ExitStack() as undo:
-        verifier = LlamaVerifier(replace(options, use_extra_bufts=use_extra_bufts(cache_dir())))
-        undo.callback(verifier.close)
-        tokenizer = Tokenizer(verifier.model)
-        drafter = _open_drafter(draft, verifier, tokenizer, draft_threads, provider)
-        if drafter is not None:
-            undo.callback(drafter.close)
-        runtime = Runtime(
-            verifier,
-            drafter,
-            tokenizer,
-            mode=mode,
-            policy=policy,
-            verifier_name=options.path.name,
-            draft_name=Path(draft).name,
-            owner=owner,
-        )
-        undo.pop_all()
-        return runtime
-
-
-def _open_drafter(
-    draft: str | Path, verifier: LlamaVerifier, tokenizer: Tokenizer, num_threads: int, provider: str
-) -> Drafter | None:
-    if draft == "none":
-        return None
-    if draft == "lookup":
-        return LookupDrafter()
-    if not Path(draft).exists():
-        raise ModelNotFoundError(f"no draft model at {draft}; give a draft folder or an .onnx file, or: lookup, none")
-    from edgespec.drafters.onnx import OnnxDrafter
-
-    drafter = OnnxDrafter.open(
-        draft,
-        num_ctx=verifier.num_ctx,
-        num_threads=num_threads,
-        num_vocab=tokenizer.num_vocab,
-        provider=provider,
-    )
-    try:
-        vocabulary.check(drafter.tokens, tokenizer.tokens)
-    except EdgespecError:
-        drafter.close()
-        raise
-    return drafter

@@ -116,6 +116,7 @@ class Runtime:
     mode, policy  what requests get that do not say otherwise; without a drafter the mode is plain
     curves        what rounds cost, measured; None: nobody knows, and no speedup is reported
     degraded      the steps down from how the pair was meant to run
+    placement     what runs where, for people
     max_ahead     most tokens a look-ahead drafts
     owner, draft_owner  the threads that opened the backends; None: new ones
     patience_s    without a sign of life for so long, the verifier is given up
@@ -132,6 +133,7 @@ class Runtime:
         curves: Curves | None = None,
         degraded: Degraded | None = None,
         max_ahead: int = MAX_AHEAD,
+        placement: str = "",
         verifier_name: str = "",
         draft_name: str = "none",
         owner: Owner | None = None,
@@ -143,7 +145,7 @@ class Runtime:
         self.mode: Mode = mode if drafter else "plain"
         self.policy = policy
         self.degraded = degraded or Degraded()
-        self.verifier_name, self.draft_name = verifier_name, draft_name
+        self.placement, self.verifier_name, self.draft_name = placement, verifier_name, draft_name
         self._end_tokens = tokenizer.end_tokens
         self._drafter = DraftThread(drafter, self.degraded, owner=draft_owner) if drafter else None
         self._service = Service(

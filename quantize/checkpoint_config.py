@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from edgespec.devices.gguf_sizes import MAX_LAYERS, MAX_SIZE
 from edgespec.errors import ModelFormatError, ModelNotFoundError
 from quantize.architecture import ARCHITECTURES, Activation, Architecture
 from quantize.rope import Rope, linear_rope, llama3_rope, plain_rope, yarn_rope
 from quantize.safetensors_file import short, unreadable
-from quantize.source import MAX_LAYERS, MAX_SIZE, Dimensions, check_heads
+from quantize.source import Dimensions, check_heads
 
 FULL, WINDOW = "full_attention", "sliding_attention"
 SUPPORTED_ROPES = ("default", "linear", "llama3", "yarn")

@@ -1,7 +1,4 @@
-"""The sizes that decide a model's memory: of a GGUF of any architecture, and of a draft model before it is built.
-
-Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
-"""
+"""The sizes that decide a model's memory: of a GGUF of any architecture, and of a draft model before it is built."""
 
 from __future__ import annotations
 
@@ -9,15 +6,12 @@ import collections.abc as abc
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from edgespec.devices.gguf_sizes import Facts, gguf_shape, parts
 from edgespec.devices.sizes import ModelShape
 from edgespec.errors import ModelFormatError
 from quantize.extras import require
-from quantize.source import MAX_LAYERS, MAX_SIZE
-from quantize.split import parts
 
 if TYPE_CHECKING:
     from quantize.gguf_header import TensorPlace
@@ -62,10 +56,10 @@ def read_gguf(path: Path) -> GgufInfo:
     tensors = dict(header.tensors)
     for part in paths[1:]:
         tensors |= read_header(part).tensors
-    facts, tokens = _Facts(path, header.fields), header.tokens(path)
+    facts, tokens = Facts(path, header.fields), header.tokens(path)
     most, num_bytes = _most_common_type(tensors), sum(part.stat().st_size for part in paths)
-    kind = facts.file_type() or most
-    shape = _shape(facts, len(tokens), tensors, num_bytes, kind)
+    kind = _file_type(header.fields.get("general.file_type")) or most
+    shape = gguf_shape(facts, {name: _bytes(place) for name, place in tensors.items()}, len(tokens), num_bytes, kind)
     name, license_ = facts.text("general.name"), facts.text("general.license")
     return GgufInfo(path, paths, facts.architecture, name, license_, tokens, kind, most not in PLAIN_TYPES, shape)
 
@@ -82,32 +76,8 @@ def _all_parts(path: Path, count: object) -> tuple[Path, ...]:
     return found
 
 
-def _shape(
-    facts: _Facts, num_vocab: int, tensors: abc.Mapping[str, TensorPlace], num_bytes: int, kind: str
-) -> ModelShape:
-    num_layers, width = facts.number("block_count", least=1, limit=MAX_LAYERS), facts.number("embedding_length")
-    num_heads = max(facts.numbers("attention.head_count", num_layers, 0))
-    default = width // num_heads if num_heads else 0
-    per_expert, num_experts = facts.number("expert_feed_forward_length", 0), facts.number("expert_used_count", 0)
-    return ModelShape(
-        num_kv_heads=facts.numbers("attention.head_count_kv", num_layers, num_heads),
-        num_heads=num_heads,
-        head_size_k=facts.number("attention.key_length", default),
-        head_size_v=facts.number("attention.value_length", default),
-        width=width,
-        num_hidden=max(*facts.numbers("feed_forward_length", num_layers, 0), per_expert * num_experts),
-        num_vocab=num_vocab,
-        num_ctx=facts.number("context_length"),
-        weights_bytes=num_bytes,
-        embedding_bytes=_bytes(tensors.get("token_embd.weight")),
-        output_bytes=_bytes(tensors.get("output.weight")),
-        window=facts.number("attention.sliding_window", 0) > 0,
-        kind=kind,
-    )
-
-
-def _bytes(place: TensorPlace | None) -> int:
-    return 0 if place is None else place.num_rows * place.row_bytes
+def _bytes(place: TensorPlace) -> int:
+    return place.num_rows * place.row_bytes
 
 
 def _most_common_type(tensors: abc.Mapping[str, TensorPlace]) -> str:
@@ -117,45 +87,12 @@ def _most_common_type(tensors: abc.Mapping[str, TensorPlace]) -> str:
     return sizes.most_common(1)[0][0] if sizes else "none"
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """Checked access to a header's fields; numbers are the architecture's own."""
+def _file_type(number: object) -> str:
+    """By llama.cpp's number for it; "" where the file does not say, or guessed."""
+    from quantize.verifier import TYPES
 
-    path: Path
-    fields: abc.Mapping[str, Any]
-
-    @property
-    def architecture(self) -> str:
-        return self.text("general.architecture")
-
-    def text(self, key: str) -> str:
-        value = self.fields.get(key, b"")
-        return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
-
-    def file_type(self) -> str:
-        """By llama.cpp's number for it; "" where the file does not say, or guessed."""
-        from quantize.verifier import TYPES
-
-        number = self.fields.get("general.file_type")
-        names = {known: name for name, known in TYPES.items()}
-        return names.get(number, "") if isinstance(number, int) else ""
-
-    def number(self, key: str, default: int | None = None, least: int = 0, limit: int = MAX_SIZE) -> int:
-        """The value, or the largest of a list with one per layer."""
-        return max(self.numbers(key, 1, default, least, limit))
-
-    def numbers(
-        self, key: str, count: int, default: int | None, least: int = 0, limit: int = MAX_SIZE
-    ) -> tuple[int, ...]:
-        """A value per layer; the file may state one for all."""
-        name = f"{self.architecture}.{key}"
-        value = self.fields.get(name, default)
-        values = value.tolist() if isinstance(value, np.ndarray) and value.size else [value] * count
-        if not all(type(each) is int and least <= each <= limit for each in values):
-            raise ModelFormatError(
-                f"model {self.path}: {name} is {value}; expected a number of {least} to {limit}, use another GGUF"
-            )
-        return tuple(values)
+    names = {known: name for name, known in TYPES.items()}
+    return names.get(number, "") if isinstance(number, int) else ""
 
 
 def draft_shape(source: Source, bits: int, block_size: int, num_layers: int = 0, num_head_vocab: int = 0) -> ModelShape:

@@ -15,11 +15,12 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.devices.gguf_sizes import MAX_LAYERS, MAX_SIZE
 from edgespec.errors import FileAccessError, ModelFormatError
 from quantize.architecture import ARCHITECTURES, GEMMA3, LLAMA, Architecture
 from quantize.gguf_header import Header, TensorPlace, read_header
 from quantize.rope import Rope, divided_rope, linear_rope, plain_rope, yarn_rope
-from quantize.source import MAX_LAYERS, MAX_SIZE, Dimensions, Floats, check_heads, file_sha256, tensors
+from quantize.source import Dimensions, Floats, check_heads, file_sha256, tensors
 
 SUPPORTED_ROPE_SCALING = ("none", "linear", "yarn")
 

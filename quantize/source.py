@@ -17,8 +17,7 @@ from quantize.rope import Rope
 
 Floats = NDArray[np.float32]
 
-# What a file may claim; more is damage, and would take the memory before it is found out.
-MAX_SIZE, MAX_LAYERS, MAX_HEAD_SIZE = 2**31 - 1, 4096, 4096
+MAX_HEAD_SIZE = 4096
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ import os
 import shutil
 from pathlib import Path
 
+from edgespec.devices.gguf_sizes import parts
 from edgespec.devices.probe import usable_threads
 from edgespec.errors import FileAccessError, ModelFormatError, ModelNotFoundError, ParameterError
 from quantize.draft import Progress
 from quantize.folder import new_file
-from quantize.split import parts
 from quantize.verifier_process import Job, Plan, started
 
 logger = logging.getLogger("edgespec")

@@ -201,6 +201,6 @@ def _onnx_bytes(graph: Path) -> int:
 
 def _gguf_bytes(path: Path) -> int:
     """Of a split model, which is named by its first file, all parts together."""
-    from quantize.split import parts
+    from edgespec.devices.gguf_sizes import parts
 
     return sum(part.stat().st_size for part in parts(path) if part.is_file())

@@ -20,9 +20,13 @@ from edgespec.owner import NAME as OWNER
 # name -> (module, attribute, line in the overview); the module is imported only when the command runs
 COMMANDS = {
     "run": ("edgespec.cli.run", "run", "Answer one prompt, or chat in the terminal."),
+    "calibrate": ("edgespec.cli.calibrate", "calibrate", "Measure what rounds cost on this box, once."),
+    "doctor": ("edgespec.cli.doctor", "doctor", "Say whether a run would go as configured, and what mends it."),
     "quantize": ("edgespec.cli.quantize", "quantize", "Make the files a device should run, and say what they cost."),
     "models": ("edgespec.cli.models", "models", "List, check and download pairs."),
     "profiles": ("edgespec.cli.profiles", "profiles", "What devices can do; which one this is."),
+    "bench": ("edgespec.cli.bench", "bench", "Compare the modes, on another device by simulation."),
+    "worker": ("edgespec.cli.worker", "worker", "Lend this box's devices to a verifier elsewhere."),
 }
 INTERRUPTED = 130
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]

@@ -97,16 +97,11 @@ def _sha256(pair: Pair, progress: Progress) -> Found:
 def _draft(pair: Pair, progress: Progress) -> Found:
     """Built now where it is built on first use. All its files are compared with the SHA-256 noted when it was built."""
     from edgespec.drafters.onnx_manifest import MANIFEST, DraftManifest
-    from edgespec.pairs.pair import read_toml
-    from edgespec.pairs.sources import check_sha256
+    from edgespec.pairs.pair import check_draft_files
 
     folder = pair.ensure_draft(progress)
     manifest = DraftManifest.read(folder / MANIFEST)
-    noted = read_toml(folder / MANIFEST).get("sha256", {})
-    if not isinstance(noted, dict):
-        raise ModelFormatError(f"{folder / MANIFEST}: sha256 is {noted!r}; allowed: a table; {pair.draft_remedy}")
-    for name, sha256 in noted.items():
-        check_sha256(folder / name, str(sha256), pair.draft_remedy, progress)
+    check_draft_files(folder, pair.draft_remedy, progress)
     return str(folder), {"path": str(folder), "num_layers": manifest.num_layers}
 
 

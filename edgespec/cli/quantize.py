@@ -35,7 +35,7 @@ def _layers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[i
 
 
 def _range(part: str) -> range:
-    from quantize.source import MAX_LAYERS
+    from edgespec.devices.gguf_sizes import MAX_LAYERS
 
     first, dash, last = part.partition("-")
     found = range(int(first), int(last if dash else first) + 1)

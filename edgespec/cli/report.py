@@ -56,6 +56,8 @@ def summary(runtime: Runtime, result: Result) -> str:
     if stats.drafted:
         parts.append(f"acceptance {stats.acceptance_rate:.0%} ({stats.accepted} of {stats.drafted})")
         parts.append(f"{stats.tokens_per_round:.2f} tokens per round")
+    if stats.speedup:
+        parts.append(f"{stats.speedup:.2f} x plain")
     parts.append(f"{stats.mode}, draft {runtime.draft_name}")
     if stats.seed is not None:
         parts.append(f"seed {stats.seed}")
@@ -78,7 +80,13 @@ def as_dict(runtime: Runtime, result: Result) -> dict[str, Any]:
         "tokens_per_round": round(stats.tokens_per_round, 3),
         "tokens_per_s": round(stats.tokens_per_s, 3),
         "ttft_s": round(stats.ttft_s, 4),
+        "speedup": round(stats.speedup, 3) if stats.speedup else None,
+        "draft_s": round(stats.draft_s, 4),
+        "hidden_s": round(stats.hidden_s, 4),
+        "verify_s": round(stats.verify_s, 4),
         "mode": stats.mode,
+        "placement": runtime.placement,
+        "degraded": runtime.degraded.as_list(),
         "draft": runtime.draft_name,
         "verifier": runtime.verifier_name,
         "seed": stats.seed,

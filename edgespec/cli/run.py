@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,13 +11,13 @@ import click
 
 from edgespec.cli import report
 from edgespec.cli.chat import chat
-from edgespec.core.policy import DEFAULT_POLICY, Fixed
+from edgespec.core.policy import Fixed, Policy
 from edgespec.core.sequence import RULES, Rule, SamplingParams
-from edgespec.devices.profile import Profile
+from edgespec.devices.profile import POLICIES, Profile
 from edgespec.engine.lossless import check_params
 from edgespec.errors import FileAccessError, PromptError
-from edgespec.loading import NO_PROFILE, choose_profile, load
-from edgespec.runtime import MODES, Mode, Runtime
+from edgespec.loading import AUTO, MIN_CONFIDENCE, NO_PROFILE, choose_profile, load, profiled_policy
+from edgespec.runtime import MODES, Runtime
 from edgespec.text.chat import Message
 
 DEFAULT = SamplingParams()
@@ -72,20 +72,33 @@ DEFAULT = SamplingParams()
 )
 @click.option(
     "--mode",
-    type=click.Choice(MODES),
-    help=f"plain: the verifier alone.  [default: the profile's, or {NO_PROFILE.speculation.mode}]",
+    type=click.Choice((AUTO, *MODES)),
+    help="auto: what pays on this box; plain: the verifier alone; sequential: draft, then verify; overlapped: at the "
+    "same time.  [default: the profile's, or auto]",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(POLICIES),
+    help="How long drafts are. goodput: as long as pays; threshold: by acceptance; fixed: --draft-length.  [default: "
+    "the profile's, or goodput]",
 )
 @click.option(
     "--draft-length",
     type=int,
-    help=f"Tokens a draft.  [default: the profile's, or {NO_PROFILE.speculation.num_candidates}]",
+    help=f"Tokens a draft, always.  [default: the profile's, or {NO_PROFILE.speculation.num_candidates}]",
 )
 @click.option(
     "--min-confidence",
     type=float,
-    default=DEFAULT_POLICY.min_confidence,
-    show_default=True,
-    help="End a draft before a token that led by less, in logits; 0 is off.",
+    help=f"With policy fixed: end a draft before a token of less; for a model its lead in logits, for lookup how many "
+    f"tokens matched.  [default: {MIN_CONFIDENCE}]",
+)
+@click.option(
+    "--rpc",
+    "workers",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Use the devices of an edgespec worker too (repeatable).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @click.option("--check-lossless", is_flag=True, help="Compare the answer with plain decoding, token by token.")
@@ -133,9 +146,11 @@ class RunOptions:
     system: str | None
     raw: bool
     rule: Rule
-    mode: Mode | None
+    mode: str | None
+    policy: str | None
     draft_length: int | None
-    min_confidence: float
+    min_confidence: float | None
+    workers: tuple[str, ...]
     as_json: bool
     check_lossless: bool
 
@@ -145,8 +160,12 @@ class RunOptions:
             raise click.UsageError("-i is a chat: it does not go with --raw, --json or --check-lossless")
         if self.raw and self.system:
             raise click.UsageError("--raw passes the prompt as it is: it does not go with --system")
-        if self.mode not in (None, "plain") and self.draft == "none":
+        if self.mode not in (None, AUTO, "plain") and self.draft == "none":
             raise click.UsageError(f"--mode {self.mode} needs a draft: it does not go with --draft none")
+        if self.policy not in (None, "fixed") and (self.draft_length, self.min_confidence) != (None, None):
+            raise click.UsageError(
+                f"--policy {self.policy} chooses itself: it does not go with --draft-length or --min-confidence"
+            )
         if self.check_lossless:
             check_params(self.params())
 
@@ -165,28 +184,33 @@ class RunOptions:
 
     def load(self) -> Runtime:
         device = choose_profile(self.profile, self.pair, self.verifier)
-        mode = self._mode(device)
-        length = device.speculation.num_candidates if self.draft_length is None else self.draft_length
         return load(
             self.pair,
             self.verifier,
-            # Plain decoding needs no draft model: do not build or load one.
-            "none" if mode == "plain" else self.draft,
+            self.draft,
             profile=device,
             num_ctx=self.context,
             num_threads=self.threads,
-            mode=mode,
-            policy=Fixed(length, self.min_confidence),
+            mode=cast(Any, self._mode(device)),
+            policy=self._policy(device),
+            workers=self.workers,
             progress=report.progress,
         )
 
-    def _mode(self, device: Profile) -> Mode:
-        """What is said wins over the profile, and a draft that is asked for is used."""
+    def _mode(self, device: Profile) -> str:
+        """What is said wins over the profile, and a draft that is asked for is tried."""
         if self.mode is not None:
             return self.mode
-        if self.draft is not None:
-            return "plain" if self.draft == "none" else "sequential"
-        return cast(Mode, device.speculation.mode)
+        wanted = device.speculation.mode
+        return AUTO if wanted == "plain" and self.draft not in (None, "none") else wanted
+
+    def _policy(self, device: Profile) -> Policy:
+        speculation = device.speculation
+        if (self.draft_length, self.min_confidence) != (None, None):
+            length = speculation.num_candidates if self.draft_length is None else self.draft_length
+            return Fixed(length, MIN_CONFIDENCE if self.min_confidence is None else self.min_confidence)
+        named = speculation if self.policy is None else replace(speculation, policy=self.policy)
+        return profiled_policy(replace(device, speculation=named))
 
 
 def _answer(runtime: Runtime, params: SamplingParams, text: str, chosen: RunOptions) -> None:

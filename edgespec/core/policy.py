@@ -6,11 +6,19 @@ import collections.abc as abc
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgespec.core.check import check_float, check_int
 from edgespec.core.costs import Costs
-from edgespec.core.track import Track
+from edgespec.core.track import EDGES, MAX_CANDIDATES, MAX_DEPTH, MIN_CANDIDATES, Outlook, Track
 
-MAX_DRAFT_LENGTH = 32
+Floats = NDArray[np.float64]
+
+MAX_DRAFT_LENGTH = MAX_DEPTH
+_WORTHWHILE = 1.02  # a smaller gain is not worth the risk
+_PROBES = 0.01  # of the time may go into finding out whether speculation pays again
+_MAX_FOLLOW_UP = 8
 
 
 class Plan(NamedTuple):
@@ -48,6 +56,246 @@ class Fixed:
         return [Plan(self.length, self.min_confidence)] * len(tracks)
 
 
-# Measured on a draft model that is the verifier at 8 bits (tests/bench/LOG.md): nearly all that is rejected was drawn
-# with a lead of less than this, which is what rounding moves a logit.
-DEFAULT_POLICY = Fixed(length=7, min_confidence=0.3)
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """After a round of which less than 60 % was accepted one candidate more, after one of more than 80 % one fewer.
+
+    length  of the first draft, 3 to 8, as are all that follow
+    """
+
+    length: int = 5
+
+    def __post_init__(self) -> None:
+        check_int("draft length", self.length, MIN_CANDIDATES, MAX_CANDIDATES)
+
+    def plans(self, tracks: abc.Sequence[Track], costs: Costs, *, overlapped: bool = False) -> list[Plan]:
+        return [Plan(track.steps.length(self.length)) for track in tracks]
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """The length, and the confidence to demand, that promise the most committed tokens per second; often none.
+
+    Nothing is drafted for the first round, which gives the first token as soon as it can; nor where the gain over plain
+    decoding is too small to be sure of; nor where the drafter would have to read more text than the rest of the answer
+    can repay. Then a short draft is tried now and then, for 1 % of the time at most, and longer ones as long as they
+    pay for themselves. Where even a perfect drafter could not win, nothing is tried.
+
+    max_length  of a draft
+    """
+
+    max_length: int = 16
+
+    def __post_init__(self) -> None:
+        check_int("max_length", self.max_length, 1, MAX_DRAFT_LENGTH)
+
+    def plans(self, tracks: abc.Sequence[Track], costs: Costs, *, overlapped: bool = False) -> list[Plan]:
+        if len(tracks) == 1:
+            return [_plan(tracks[0], costs, self.max_length, overlapped)]
+        return _spread(tracks, costs, self.max_length, overlapped) if tracks else []
+
+
+DEFAULT_POLICY = Goodput()
+
+
+def gain(costs: Costs, acceptance: float, overlapped: bool = False, max_length: int = 16) -> float:
+    """The best speedup over plain decoding if every drafted token is accepted with this chance; 1.0: none.
+
+    overlapped  drafts are made while the verifier works
+    """
+    return _Forecast(Outlook.constant(acceptance, max_length), costs, 0, overlapped).best_gain
+
+
+# One sequence
+
+
+class _Forecast:
+    """Tokens and seconds of the next round, by confidence demanded and by length: (E, L + 1) each."""
+
+    def __init__(self, outlook: Outlook, costs: Costs, depth: int, overlapped: bool) -> None:
+        drafted, kept = outlook.drafted, outlook.kept
+        self.thresholds, self.drafted = outlook.thresholds, drafted
+        by_width = costs.verify_many(np.arange(1.0, drafted.shape[1] + 1), depth)
+        verify_s = by_width[0] + _sums(drafted[:, 1:] * np.diff(by_width))
+        num_steps, step_s = _sums(drafted[:, :-1]), costs.draft_s(1)  # the refused token is a step too
+        self.tokens: Floats = np.cumsum(outlook.accepted, axis=1)
+        if overlapped:
+            verify_s[:, 1:] *= costs.overlap.verify
+            together = np.maximum(verify_s, costs.overlap.draft * step_s * (num_steps + 1))
+            seconds = kept * together + (1 - kept) * (verify_s + step_s * num_steps)
+            seconds[:, 0] = by_width[0]
+        else:
+            seconds = verify_s + step_s * num_steps
+        self.seconds: Floats = seconds + costs.overhead_s
+        self.plain_s = float(self.seconds[0, 0])
+        self.gains: Floats = self.tokens * self.plain_s / self.seconds
+
+    @property
+    def best_gain(self) -> float:
+        return float(self.gains.max())
+
+    def best(self, first: int) -> tuple[int, int]:
+        """The threshold's index and the length, ``first`` or more, that gain the most."""
+        gains = self.gains[:, first:]
+        row, column = divmod(int(gains.argmax()), gains.shape[1])
+        return row, column + first
+
+    def loss_s(self, row: int, length: int) -> float:
+        """Seconds that such a round takes longer than plain decoding of its tokens."""
+        return float(self.seconds[row, length] - self.tokens[row, length] * self.plain_s)
+
+
+def _sums(values: Floats) -> Floats:
+    """Sums of the first 0, 1, … columns."""
+    sums = np.zeros((values.shape[0], values.shape[1] + 1))
+    np.cumsum(values, axis=1, out=sums[:, 1:])
+    return sums
+
+
+def _plan(track: Track, costs: Costs, max_length: int, overlapped: bool) -> Plan:
+    if track.num_rounds == 0:
+        return Plan(0)
+    forecast = _Forecast(track.outlook(max_length), costs, track.num_tokens, overlapped)
+    row, length = forecast.best(1)
+    gained = float(forecast.gains[row, length])
+    read_s = costs.read_s(track.num_tokens - track.num_read)
+    if gained < _WORTHWHILE:
+        row, length = _probe(track, costs, forecast, row, read_s, overlapped)
+    elif read_s > (1 - 1 / gained) * forecast.plain_s * track.horizon or costs.wants_baseline(gained):
+        length = 0
+    return Plan(length, _demanded(track, forecast.thresholds[row])) if length else Plan(0)
+
+
+def _probe(
+    track: Track, costs: Costs, forecast: _Forecast, row: int, read_s: float, overlapped: bool
+) -> tuple[int, int]:
+    """A threshold's index and a length to try although they promise nothing; length 0 for none.
+
+    A try that paid for itself is followed by a longer one; one that did not has to be saved up for.
+    """
+    max_length = forecast.gains.shape[1] - 1
+    perfect = _Forecast(Outlook.constant(1.0, max_length), costs, track.num_tokens, overlapped)
+    if perfect.best_gain < _WORTHWHILE:
+        return row, 0
+    num_drafted, num_accepted = track.last
+    if num_accepted and (num_accepted + 1) * forecast.plain_s >= costs.round_s(
+        num_drafted + 1, num_drafted, 1, track.num_tokens, overlapped=overlapped
+    ):
+        return row, min(2 * num_accepted, _MAX_FOLLOW_UP, max_length)
+    # No shorter than what could pay: a token alone may cost more than it is worth where more of them do not. And not
+    # only what is all but certain: that would say nothing about the rest.
+    length = int((perfect.gains[0] >= _WORTHWHILE).argmax())
+    row = min(row, max(0, int((forecast.drafted[:, 1] >= 0.5).sum()) - 1))
+    affordable = _PROBES * track.quiet * forecast.plain_s >= forecast.loss_s(row, length) + read_s
+    return row, length if affordable else 0
+
+
+def _demanded(track: Track, threshold: float) -> float:
+    return 0.0 if track.says is False else threshold
+
+
+# Many sequences
+
+
+class _Spread(NamedTuple):
+    lengths: list[int]
+    row: int
+    gain: float
+    width: float
+
+
+def _spread(tracks: abc.Sequence[Track], costs: Costs, max_length: int, overlapped: bool) -> list[Plan]:
+    """Spread the rows of one verification where they promise most; among equals another one is first every round."""
+    first = sum(track.num_rounds for track in tracks) % len(tracks)
+    turned = [*tracks[first:], *tracks[:first]]
+    plans = _spread_turned(turned, costs, max_length, overlapped)
+    return [*plans[len(plans) - first :], *plans[: len(plans) - first]]
+
+
+def _spread_turned(tracks: abc.Sequence[Track], costs: Costs, max_length: int, overlapped: bool) -> list[Plan]:
+    table = _Table(tracks, costs, max_length, overlapped)
+    ready = np.array([track.num_rounds > 0 for track in tracks])
+    if table.perfect_gain() < _WORTHWHILE:
+        return [Plan(0)] * len(tracks)
+    best = table.spread(ready)
+    saved_s = (1 - 1 / best.gain) * table.plain_s / len(tracks)  # for each token of a sequence, everybody's time
+    reads_s = [costs.read_s(track.num_tokens - track.num_read) for track in tracks]
+    worth = np.array([read <= saved_s * track.horizon for read, track in zip(reads_s, tracks, strict=True)])
+    if best.gain >= _WORTHWHILE and not worth[ready].all():
+        best = table.spread(ready & worth)
+    if best.gain < _WORTHWHILE:
+        best = _Spread([0] * len(tracks), best.row, 1.0, len(tracks))
+    for i, track in enumerate(tracks):
+        if ready[i] and not best.lengths[i]:
+            best.lengths[i] = table.probe(track, i, best, reads_s[i])
+    threshold = EDGES[best.row]
+    return [
+        Plan(length, _demanded(track, threshold)) if length else Plan(0)
+        for track, length in zip(tracks, best.lengths, strict=True)
+    ]
+
+
+class _Table:
+    """What each further row of a verification promises: (E, L, N) for every confidence demanded, depth and sequence."""
+
+    def __init__(self, tracks: abc.Sequence[Track], costs: Costs, max_length: int, overlapped: bool) -> None:
+        outlooks = [track.outlook(max_length) for track in tracks]
+        shape = (len(EDGES), max_length)
+        self._drafted = np.stack([np.broadcast_to(one.drafted[:, 1:], shape) for one in outlooks], axis=2)
+        self._accepted = np.stack([np.broadcast_to(one.accepted[:, 1:], shape) for one in outlooks], axis=2)
+        self._costs, self._overlapped, self._num = costs, overlapped, len(tracks)
+        self._depth = sum(track.num_tokens for track in tracks) / len(tracks)
+        self.plain_s = costs.plain_s(self._depth, len(tracks))
+
+    def spread(self, ready: NDArray[np.bool_]) -> _Spread:
+        """Give rows to the sequences that are ``ready``, the likeliest to be accepted first, while that pays.
+
+        Every number of rows is looked at, not only the next: times do not grow evenly with the width.
+        """
+        num, flat = self._num, (len(EDGES), -1)
+        chance = np.where(ready, self._accepted / self._drafted, -1.0).reshape(flat)
+        order = np.argsort(-chance, axis=1, kind="stable")
+        rows = np.take_along_axis((self._drafted * ready).reshape(flat), order, axis=1)
+        tokens = np.take_along_axis((self._accepted * ready).reshape(flat), order, axis=1)
+        depth = order // num + 1
+        widths = num + np.cumsum(rows, axis=1)
+        seconds = self._seconds(widths, np.maximum.accumulate(depth, axis=1), np.cumsum(depth == 1, axis=1))
+        gains = (num + np.cumsum(tokens, axis=1)) * self.plain_s / (num * seconds)
+        row, place = divmod(int(gains.argmax()), gains.shape[1])
+        lengths = np.bincount(order[row, : place + 1] % num, minlength=num) * ready
+        return _Spread([int(length) for length in lengths], row, float(gains[row, place]), float(widths[row, place]))
+
+    def perfect_gain(self) -> float:
+        """What could be won if all drafts were right: of all sequences, or of one alone."""
+        lengths = np.arange(1.0, self._drafted.shape[1] + 1)
+        gains = []
+        for drafting in (self._num, 1):
+            widths = self._num + drafting * lengths
+            seconds = self._seconds(widths[None], lengths[None], np.full((1, len(lengths)), drafting))[0]
+            gains.append(float((widths * self.plain_s / (self._num * seconds)).max()))
+        return max(gains)
+
+    def probe(self, track: Track, place: int, best: _Spread, read_s: float) -> int:
+        """As ``_probe``, for one of several: a token of one is worth its share of the time of all."""
+        share_s = self.plain_s / self._num
+        num_drafted, num_accepted = track.last
+        if num_accepted and num_accepted * share_s >= self._extra_s(best, num_drafted):
+            return min(2 * num_accepted, _MAX_FOLLOW_UP, int(self._drafted.shape[1]))
+        drafted, accepted = self._drafted[best.row, 0, place], self._accepted[best.row, 0, place]
+        loss_s = drafted * self._extra_s(best, 1) - accepted * share_s + read_s
+        return 1 if _PROBES * track.quiet * share_s >= loss_s else 0
+
+    def _extra_s(self, best: _Spread, length: int) -> float:
+        """Seconds that a draft adds to a round."""
+        before, after = self._costs.verify_many(np.array([best.width, best.width + length]), self._depth)
+        more_steps = max(0, length - max(best.lengths))
+        return float(after - before) + self._costs.draft_s(more_steps, 1)
+
+    def _seconds(self, widths: Floats, num_steps: Floats, num_drafting: Floats) -> Floats:
+        costs, shape = self._costs, widths.shape
+        verify_s = costs.verify_many(widths.ravel(), self._depth).reshape(shape)
+        draft_s = num_steps * costs.step_many(num_drafting.ravel()).reshape(shape)
+        if self._overlapped:
+            both = np.maximum(verify_s * costs.overlap.verify, draft_s * costs.overlap.draft)
+            return np.asarray(both + costs.overhead_s)
+        return np.asarray(verify_s + draft_s + costs.overhead_s)

@@ -28,6 +28,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 # Any colder and a quotient overflows; from here on all but the very largest logits have weight 0 already.
 _COLDEST = 1e-200
 _COLUMN = 64
+_FOLDS = 8
 _CHUNK = 1 << 14
 _NUCLEUS = 256
 
@@ -94,10 +95,10 @@ def distribution(
     if head is not None and head.order is not None:
         row = row[head.order]
     row = penalise(row, params, tokens, num_prompt, head)
-    best, top = most_likely(row)
     if params.greedy:
+        best, _ = most_likely(row)
         return one_hot(best if head is None else int(head.ids[best]))
-    ids, weights = _selected(row, top, params)
+    ids, weights = _selected(row, params)
     return Distribution(ids if head is None else head.ids[ids], weights / weights.sum())
 
 
@@ -177,27 +178,28 @@ def _assign(row: Row, places: Ids, logits: Floats) -> None:
 # likely token has weight 1 and min-p is a plain threshold.
 
 
-def _selected(row: Row, top: float, params: SamplingParams) -> tuple[Ids, Floats]:
+def _selected(row: Row, params: SamplingParams) -> tuple[Ids, Floats]:
     """Indices (ascending) and weights of what the filters leave."""
     if params.top_p < 1.0 or 0 < params.top_k < len(row):
-        ids, weights = _head_of_ranking(row, top, params)
+        ids, weights = _head_of_ranking(row, params)
     elif params.min_p > 0.0:
+        _, top = most_likely(row)
         ids = _at_least(row, top, params)
         weights = _weights(row[ids], top, params)
     else:
-        ids, weights = np.arange(len(row)), _weights(row, top, params)
+        ids, weights = np.arange(len(row)), _weights(row, most_likely(row)[1], params)
     kept = weights >= max(params.min_p, _SMALLEST)
     return (ids, weights) if kept.all() else (ids[kept], weights[kept])
 
 
-def _head_of_ranking(row: Row, top: float, params: SamplingParams) -> tuple[Ids, Floats]:
+def _head_of_ranking(row: Row, params: SamplingParams) -> tuple[Ids, Floats]:
     """Top-k and top-p: both keep the beginning of the ranking by logit."""
     if 0 < params.top_k < len(row):
         ids = largest(row, params.top_k)
-        weights = _weights(row[ids], top, params)
+        weights = _weights(row[ids], float(row[ids[0]]), params)
         total = float(weights.sum())
     else:
-        ids, weights, total = _nucleus(row, top, params)
+        ids, weights, total = _nucleus(row, most_likely(row)[1], params)
     if params.top_p < 1.0:
         num = int(weights.cumsum().searchsorted(params.top_p * total)) + 1
         ids, weights = ids[:num], weights[:num]
@@ -236,7 +238,7 @@ def _at_least(row: Row, top: float, params: SamplingParams) -> Ids:
 def largest(row: Row, num: int) -> Ids:
     """Indices of the ``num`` largest finite logits, largest first, equal ones by index; all of them if there are fewer.
 
-    row  (n,) float32 without NaN
+    row  (n,) float32. Raises BackendError for one with NaN, +inf or nothing finite
     """
     ids = _above_bound(row, num)
     ranking: Ids = ids[(-row[ids]).argsort(kind="stable")[:num]]
@@ -247,17 +249,32 @@ def _above_bound(row: Row, num: int) -> Ids:
     """Ascending indices of a small superset of the ``num`` largest finite logits.
 
     Fold the row into columns. The num-th largest of the column maxima is at most the num-th largest logit, so only
-    columns that reach it have to be looked at. Column maxima are contiguous reads, which is what makes this quick.
+    columns that reach it have to be looked at. Column maxima are contiguous reads, which is what makes this quick. Many
+    columns are folded once more: a looser bound, for less work to find it.
     """
     width = len(row) // _COLUMN
     if num > width:
+        most_likely(row)
         return np.flatnonzero(row >= _num_th_largest(row, num))
     body = width * _COLUMN
-    maxima = row[:body].reshape(_COLUMN, width).max(axis=0)
-    bound = _num_th_largest(maxima, num)
-    grid = np.arange(0, body, width)[:, None] + np.flatnonzero(maxima >= bound)
-    ids: Ids = np.concatenate([grid.ravel(), np.arange(body, len(row))])
-    return ids.compress(row[ids] >= bound)
+    folded = row[:body].reshape(_COLUMN, width)
+    maxima = folded.max(axis=0)
+    if not math.isfinite(maxima.max()) or body < len(row):  # a maximum is NaN if one of its logits is
+        most_likely(row)
+    bound = _num_th_largest(_folded_again(maxima, num), num)
+    columns = np.flatnonzero(maxima >= bound)
+    found = np.flatnonzero(folded.take(columns, axis=1) >= bound)
+    ids: Ids = found // len(columns) * width + columns[found % len(columns)]
+    return ids if body == len(row) else np.concatenate([ids, body + np.flatnonzero(row[body:] >= bound)])
+
+
+def _folded_again(maxima: Row, num: int) -> Row:
+    """The maxima of _FOLDS of them each, if that leaves several times ``num``; what is left over is left out."""
+    width = len(maxima) // _FOLDS
+    if width < 4 * num:
+        return maxima
+    again: Row = maxima[: width * _FOLDS].reshape(_FOLDS, width).max(axis=0)
+    return again
 
 
 def _num_th_largest(values: Row, num: int) -> float:

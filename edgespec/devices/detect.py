@@ -116,13 +116,20 @@ def _other(profile: Profile, lacking: list[str], chosen: Profile) -> str:
     return f"{profile.name}: {', '.join(lacking) or f'it fits too, {chosen.name} goes before it'}"
 
 
-def _notes(box: Box) -> abc.Iterator[str]:
-    if (box.num_nvidia_cards or box.is_jetson) and not (box.gpus or box.shared_gpus):
-        what = "this is a Jetson" if box.is_jetson else f"NVIDIA's driver shows {box.num_nvidia_cards} of its GPUs"
-        yield (
-            f"note: {what}, but llama.cpp lists none: hidden by CUDA_VISIBLE_DEVICES, or built without CUDA; unset the "
-            "one, or build llama-cpp-python again with -DGGML_CUDA=ON in CMAKE_ARGS"
-        )
+def unused_gpu(box: Box) -> str:
+    """Which GPU the box has and llama.cpp does not, and what to do about it; "" where there is none."""
+    if not (box.num_nvidia_cards or box.is_jetson) or box.gpus or box.shared_gpus:
+        return ""
+    what = "this is a Jetson" if box.is_jetson else f"NVIDIA's driver shows {box.num_nvidia_cards} of its GPUs"
+    return (
+        f"{what}, but llama.cpp lists none: hidden by CUDA_VISIBLE_DEVICES, or built without CUDA; unset the "
+        "one, or build llama-cpp-python again with -DGGML_CUDA=ON in CMAKE_ARGS"
+    )
+
+
+def _notes(box: Box) -> list[str]:
+    unused = unused_gpu(box)
+    return [f"note: {unused}"] if unused else []
 
 
 def _listed(gpus: abc.Sequence[ListedDevice]) -> str:

@@ -61,7 +61,7 @@ class MemoryPlan:
         """For people, a line each: the parts, then the sums against the budgets."""
         parts = [(line.what, line.bytes, "GPU" if line.where == "gpu" else "main") for line in self.lines]
         width = max(len(what) for what, _, _ in parts)
-        found = [f"{what:{width}}  {_size(size):>10}  {where}" for what, size, where in parts]
+        found = [f"{what:{width}}  {size_text(size):>10}  {where}" for what, size, where in parts]
         return (*found, *(self._sum(where, width) for where in self._places()))
 
     def _places(self) -> tuple[Where, ...]:
@@ -70,8 +70,8 @@ class MemoryPlan:
     def _sum(self, where: Where, width: int) -> str:
         name = _NAMES[where]
         used, budget, missing = self.used_bytes(where), self.setup.budget.bytes(where), self.missing_bytes(where)
-        verdict = f"{_size(missing)} too much" if missing else "fits"
-        return f"{name:{width}}  {_size(used):>10}  of {_size(budget)}: {verdict}"
+        verdict = f"{size_text(missing)} too much" if missing else "fits"
+        return f"{name:{width}}  {size_text(used):>10}  of {size_text(budget)}: {verdict}"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -89,9 +89,8 @@ class MemoryPlan:
             return
         places = [where for where in self._places() if self.missing_bytes(where)]
         budget = self.setup.budget
-        parts = [
-            f"{_size(self.used_bytes(w))} of {_NAMES[w]}, and {_size(budget.bytes(w))} may be taken" for w in places
-        ]
+        sizes = [(size_text(self.used_bytes(w)), _NAMES[w], size_text(budget.bytes(w))) for w in places]
+        parts = [f"{used} of {name}, and {most} may be taken" for used, name, most in sizes]
         remedies = what_fits(self.setup, types or {}) or ("smaller models, or another profile",)
         advice = tuple(f"would fit: {remedy}" for remedy in remedies)
         raise MemoryBudgetError(f"the pair takes {'; '.join(parts)}; {advice[0]}", (*self.text(), *advice))
@@ -192,7 +191,8 @@ def _overhead(s: Setup) -> list[Line]:
     return [Line("runtime", PROCESS_BYTES, "main"), Line("GPU runtime", gpu, s.gpu)]
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """For people: "1.50 GiB"."""
     if num_bytes >= GIB:
         return f"{num_bytes / GIB:.2f} GiB"
     return f"{num_bytes / MIB:.0f} MiB" if num_bytes >= MIB else f"{num_bytes / 1024:.0f} KiB"
@@ -275,7 +275,7 @@ def _difference(old: Setup, new: Setup) -> str:
     """In the words of a profile, sections included."""
     changes = []
     if new.verifier != old.verifier:
-        changes.append(f"type {new.verifier.kind} ({_size(new.verifier.weights_bytes)})")
+        changes.append(f"type {new.verifier.kind} ({size_text(new.verifier.weights_bytes)})")
     if new.gpu_layers != old.gpu_layers:
         changes.append(f"[verifier] gpu_layers {new.gpu_layers} of {old.verifier.num_layers}")
     if (new.kv_type_k, new.kv_type_v) != (old.kv_type_k, old.kv_type_v):

@@ -27,7 +27,10 @@ SOC_MACHINE, CPU_INFO, CPU_INFO_KEY = "sys/devices/soc0/machine", "proc/cpuinfo"
 
 
 class ListedDevice(Protocol):
-    """What llama.cpp says of a device; see verifiers/llama_devices.py. ``kind``: cpu, gpu, igpu, accel or meta."""
+    """What llama.cpp says of a device; see verifiers/llama_devices.py. ``kind``: cpu, gpu, igpu, accel or meta.
+
+    Bytes are 0 where it does not say.
+    """
 
     @property
     def name(self) -> str: ...
@@ -35,6 +38,8 @@ class ListedDevice(Protocol):
     def description(self) -> str: ...
     @property
     def kind(self) -> str: ...
+    @property
+    def free_bytes(self) -> int: ...
     @property
     def memory_bytes(self) -> int: ...
 

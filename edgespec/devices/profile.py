@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections.abc as abc
 import difflib
 import os
+import re
 import sys
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -37,7 +38,10 @@ PLAIN_KV_TYPES = ("f32", "f16", "bf16")
 KV_TYPES = (*PLAIN_KV_TYPES, "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 FLASH_ATTENTION = ("auto", "on", "off")
 SPLIT_MODES = ("none", "layer", "row")
+POLICIES = ("goodput", "threshold", "fixed")
+MODES = ("auto", "plain", "sequential", "overlapped")
 MAX_GPUS = 16  # llama.cpp's
+MAX_WORKERS = 16  # of them too: each brings a device or more
 HINT = "device_profiles/README.md explains every key"
 _T = TypeVar("_T", bound="Section")
 
@@ -85,7 +89,14 @@ class Draft(Section):
 
 @dataclass(frozen=True, slots=True)
 class Verifier(Section):
-    """gpu_layers: -1 is all. threads: 0 is the usable CPUs. tensor_split: a share per GPU; empty: by free memory."""
+    """How llama.cpp runs the verifier.
+
+    gpu_layers    -1: as many as fit the memory that is free, all where they do; a number: so many, fit or not
+    threads       0 is the usable CPUs
+    tensor_split  a share per GPU; empty: by free memory
+    rpc           workers whose devices are used too, each "host:port"
+    isolate       a process of its own, which a device may take down with it; with ``rpc`` it is so anyway
+    """
 
     gpu_layers: int = number(-1, -1, 10_000)
     threads: int = number(0, 0, 1024)
@@ -96,29 +107,49 @@ class Verifier(Section):
     split_mode: str = one_of("layer", SPLIT_MODES)
     tensor_split: tuple[float, ...] = numbers(0, 2**20)
     main_gpu: int = number(0, 0, MAX_GPUS - 1)
+    rpc: tuple[str, ...] = texts()
+    isolate: bool = False
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
-        if self.kv_type_v not in PLAIN_KV_TYPES and self.flash_attention == "off":
-            raise ProfileError(
-                f"kv_type_v: got {self.kv_type_v!r} with flash_attention 'off', which llama.cpp cannot do; "
-                f"allowed: {', '.join(PLAIN_KV_TYPES)}, or flash_attention 'auto' or 'on'"
-            )
+        self._check_cache()
+        self._check_workers()
         if len(self.tensor_split) > MAX_GPUS or (self.tensor_split and not any(self.tensor_split)):
             raise ProfileError(
                 f"tensor_split: got {shown(self.tensor_split)}; allowed: a share for each of at most {MAX_GPUS} GPUs, "
                 "one of them above 0"
             )
 
+    def _check_cache(self) -> None:
+        if self.kv_type_v not in PLAIN_KV_TYPES and self.flash_attention == "off":
+            raise ProfileError(
+                f"kv_type_v: got {self.kv_type_v!r} with flash_attention 'off', which llama.cpp cannot do; "
+                f"allowed: {', '.join(PLAIN_KV_TYPES)}, or flash_attention 'auto' or 'on'"
+            )
+
+    def _check_workers(self) -> None:
+        wrong = [worker for worker in self.rpc if not _is_worker(worker)]
+        if wrong or len(set(self.rpc)) < len(self.rpc) or len(self.rpc) > MAX_WORKERS:
+            got = shown(wrong[0]) if wrong else shown(self.rpc)
+            raise ProfileError(
+                f"rpc: got {got}; allowed: at most {MAX_WORKERS} different texts like '192.168.0.7:50052', a name or "
+                "an IPv4 address, and a port"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Speculation(Section):
-    """num_candidates: the draft length. max_speculative_steps: how far a look-ahead may run."""
+    """How long drafts are, and what runs beside what.
+
+    num_candidates         the draft length of policy "fixed", and the first one of "threshold"
+    max_speculative_steps  how far the draft model may run ahead of the verifier; 0: not at all
+    mode                   "auto" takes what pays on this box; the others are taken as they are
+    """
 
     num_candidates: int = number(7, 0, 32)
     max_speculative_steps: int = number(8, 0, 64)
-    policy: str = one_of("fixed", ("fixed",))
-    mode: str = one_of("sequential", ("plain", "sequential"))
+    policy: str = one_of("goodput", POLICIES)
+    mode: str = one_of("auto", MODES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +259,12 @@ def as_dict(profile: Profile) -> dict[str, Any]:
 def as_toml(profile: Profile) -> str:
     """Everything, defaults filled in, as a profile file that reads as the same profile."""
     return tomli_w.dumps({name: asdict(getattr(profile, name)) for name in SECTIONS})
+
+
+def _is_worker(text: str) -> bool:
+    """As llama.cpp's RPC has it: a name or an IPv4 address, and a port."""
+    found = re.fullmatch(r"[A-Za-z0-9_.-]+:([0-9]{1,5})", text)
+    return found is not None and 0 < int(found[1]) < 2**16
 
 
 def _toml_files(folder: Path) -> dict[str, Path]:

@@ -11,6 +11,7 @@ from edgespec.devices.profile import GIB, Device, Profile
 Where = Literal["main", "gpu"]
 
 USABLE = 0.9  # of what a box has, where a profile leaves its budget open: the rest is the system's
+UNKNOWN_CTX = 2**24  # tokens that a model is taken to be made for, where nobody knows: a profile's most
 CONTEXT_STEP = 256  # llama.cpp pads its KV cache to a multiple of this
 
 # Bytes and values of a block of llama.cpp's cache types.
@@ -55,6 +56,11 @@ class ModelShape:
     output_bytes: int = 0
     window: bool = False
     kind: str = ""
+
+    @classmethod
+    def of_file(cls, weights_bytes: int, num_layers: int = 1) -> ModelShape:
+        """A model of which only the file is known: weights in equal layers, and nothing beside them."""
+        return cls((0,) * num_layers, 0, 0, 0, 0, 0, 0, UNKNOWN_CTX, weights_bytes, 0)
 
     @property
     def num_layers(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections.abc as abc
 
 from edgespec.core.prefix import num_common
-from edgespec.core.sequence import Cancelled, Draft, never
+from edgespec.core.sequence import Cancelled, Candidate, Draft, never
 from edgespec.drafters.base import DraftRequest
 from edgespec.errors import ClosedError, ParameterError
 
@@ -24,7 +24,7 @@ class LookupDrafter:
                           matches nearly everywhere and predicts little, hence two.
 
     At most MAX_CANDIDATES earlier occurrences are compared, latest first. Draws are certain, so drafts carry no
-    distributions. One thread may call it.
+    distributions. How many tokens matched is how sure it is of every token it copies. One thread may call it.
     """
 
     name = "lookup"
@@ -55,9 +55,11 @@ class LookupDrafter:
             return Draft(start=len(tokens))
         index = self._indices[request.slot]
         index.sync(tokens)
-        found = index.continuation(request.num_draft)
+        found, size = index.continuation(request.num_draft)
+        if found and size < request.min_confidence:
+            return Draft(start=len(tokens), held_back=Candidate(found[0], float(size)))
         end = next((i + 1 for i, token in enumerate(found) if token in request.end_tokens), len(found))
-        return Draft(start=len(tokens), tokens=found[:end])
+        return Draft(start=len(tokens), tokens=found[:end], confidences=(float(size),) * end)
 
     def close(self) -> None:
         self._closed = True
@@ -106,16 +108,19 @@ class SuffixIndex:
                 del self._last[run]
         self._tokens.pop()
 
-    def continuation(self, num_tokens: int) -> tuple[int, ...]:
-        """What followed the best earlier match of the suffix; a match that reaches the end repeats periodically."""
-        position = self._best()
-        if not position:
-            return ()
-        period = self._tokens[position : position + num_tokens]
-        return tuple((period * (num_tokens // len(period) + 1))[:num_tokens])
+    def continuation(self, num_tokens: int) -> tuple[tuple[int, ...], int]:
+        """What followed the best earlier match of the suffix, and how many tokens matched; ((), 0) without a match.
 
-    def _best(self) -> int:
-        """The position after the longest earlier match, the latest among equals, 0 for none."""
+        A match that reaches the end repeats periodically.
+        """
+        position, size = self._best()
+        if not position:
+            return (), 0
+        period = self._tokens[position : position + num_tokens]
+        return tuple((period * (num_tokens // len(period) + 1))[:num_tokens]), size
+
+    def _best(self) -> tuple[int, int]:
+        """The position after the longest earlier match, the latest among equals, 0 for none; and its length."""
         best, best_size = 0, self._min - 1
         position = self._before[-1]
         for _ in range(MAX_CANDIDATES):
@@ -125,7 +130,7 @@ class SuffixIndex:
             if size > best_size:
                 best, best_size = position, size
             position = self._before[position]
-        return best
+        return best, best_size
 
     def _match(self, position: int) -> int:
         """How many tokens before ``position`` equal the suffix, at most max_ngram; min_ngram of them are known to."""

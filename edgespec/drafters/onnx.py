@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections.abc as abc
 import functools
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 from edgespec.core.check import check_int
 from edgespec.core.prefix import num_common
 from edgespec.core.sampling import Head, Stream, distribution, lead, most_likely, penalise, pick, scores
-from edgespec.core.sequence import Cancelled, Distribution, Draft, never
+from edgespec.core.sequence import Cancelled, Candidate, Distribution, Draft, never
 from edgespec.drafters.base import DraftRequest
 from edgespec.drafters.onnx_open import open_model, read_tokens
 from edgespec.drafters.onnx_session import DraftModel, Row
@@ -143,36 +142,32 @@ class OnnxDrafter:
         if work.num_missing > 0:
             return
         try:
-            token, margin = self._draw(work, row[self._columns])
+            token, confidence = self._draw(work, row[self._columns])
         except BackendError as error:
             raise BackendError(f"the draft model {self._tokens_path.parent} gave no usable logits: {error}") from error
-        if margin >= work.request.min_confidence:
-            work.known.append(token)
-        if margin < work.request.min_confidence or token in work.request.end_tokens:
-            work.room = work.num_drafted
+        work.take(token, confidence)
 
-    def _draw(self, work: _Work, row: Row) -> tuple[int, float]:
-        """The next token, and by how much it beat the next best (inf where nobody asks, or it must not matter)."""
-        params, wanted = work.request.params, work.request.min_confidence > 0.0
+    def _draw(self, work: _Work, row: Row) -> tuple[int, float | None]:
+        """The next token, and by how many logits it beat the next best; None where that must not matter."""
+        params = work.request.params
         if params.greedy:
-            return self._likeliest(work, row, wanted)
+            return self._likeliest(work, row)
         dist = distribution(row, params, work.known, work.request.num_prompt, self._head)
         position = len(work.known)
         if params.rule == "rejection":
             work.distributions.append(dist)
-            return pick(dist, params, position, Stream.DRAFT), math.inf
+            return pick(dist, params, position, Stream.DRAFT), None
         values = scores(dist, params, position)
         best = int(values.argmax())
-        return int(dist.ids[best]), params.temperature * lead(values, best) if wanted else math.inf
+        return int(dist.ids[best]), params.temperature * lead(values, best)
 
-    def _likeliest(self, work: _Work, row: Row, wanted: bool) -> tuple[int, float]:
+    def _likeliest(self, work: _Work, row: Row) -> tuple[int, float]:
         request, head = work.request, self._head
         if head is not None and head.order is not None:
             row = row[head.order]
         row = penalise(row, request.params, work.known, request.num_prompt, head)
         best, _ = most_likely(row)
-        margin = lead(row, best) if wanted else math.inf
-        return best if head is None else int(head.ids[best]), margin
+        return best if head is None else int(head.ids[best]), lead(row, best)
 
 
 @dataclass(slots=True)
@@ -182,6 +177,8 @@ class _Work:
     known   its tokens and what is drafted
     cached  what its slot's cache holds: the drafter's own list, a prefix of ``known``
     room    most tokens to draft
+
+    ``confidences`` and ``held_back`` are the draft's.
     """
 
     request: DraftRequest
@@ -189,6 +186,8 @@ class _Work:
     cached: list[int]
     room: int
     distributions: list[Distribution] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+    held_back: Candidate | None = None
 
     @property
     def num_missing(self) -> int:
@@ -202,9 +201,22 @@ class _Work:
     def done(self) -> bool:
         return self.num_drafted >= self.room
 
+    def take(self, token: int, confidence: float | None) -> None:
+        """Draft ``token``, or hold it back for want of confidence; None says that nothing may be held back."""
+        request = self.request
+        if confidence is not None and confidence < request.min_confidence:
+            self.held_back = Candidate(token, confidence)
+        else:
+            self.known.append(token)
+            if confidence is not None:
+                self.confidences.append(confidence)
+        if self.held_back is not None or token in request.end_tokens:
+            self.room = self.num_drafted
+
     def draft(self) -> Draft:
         start = len(self.request.tokens)
-        return Draft(start, tuple(self.known[start:]), tuple(self.distributions) or None)
+        distributions = tuple(self.distributions) or None
+        return Draft(start, tuple(self.known[start:]), distributions, tuple(self.confidences), self.held_back)
 
 
 def _spoken(num_logits: int, num_vocab: int, head: Head | None) -> tuple[Any, Head | None]:

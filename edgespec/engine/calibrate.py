@@ -7,23 +7,25 @@ leaves a curve with fewer points, not a wrong one.
 from __future__ import annotations
 
 import collections.abc as abc
+import math
 import random
-import statistics
 import threading
 import time
 from concurrent import futures
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 from edgespec.core.costs import Curves, Overlap
 from edgespec.core.sequence import Cancelled, SamplingParams, never
 from edgespec.drafters.base import Drafter, DraftRequest
-from edgespec.engine.samples import MAX_SAMPLE_S, Clock, Progress, Sampler, Samples, medians
+from edgespec.engine.samples import MAX_SAMPLE_S, Clock, Progress, Sampler, Samples, typical
 from edgespec.errors import BackendError
 from edgespec.verifiers.base import ScoreRequest, Verifier
 
 _T = TypeVar("_T")
 
+REPEATS = 5  # samples of a point
 PATIENCE_S = 60.0  # a drafter that does not answer for so long hangs
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MUST = 3  # so many of a scope's widths are measured however slow the model is
@@ -33,8 +35,6 @@ OVERLAP_WIDTHS = (4, 2, 1)  # the first that was measured is verified while a dr
 NUM_PROBED = 16  # tokens whose evaluation tells how long a longer prefix would take
 NUM_IDS = 4096  # tokens are drawn from the first ids, which every draft model of the family can read
 GREEDY = SamplingParams(temperature=0.0)
-# Shares of the budget, added up, at which the next thing is due: the first widths, drafting, both at once.
-FIRST_SHARE, DRAFT_SHARE, OVERLAP_SHARE = 0.4, 0.6, 0.8
 PREFIX_SHARE = 0.2  # most of the budget that goes into the first prefix
 
 
@@ -45,17 +45,20 @@ class Scope:
     widths   rows, the most important first
     first    depths: the deepest that is reached in a small part of the budget is measured first
     deeper   depths beyond; each is measured whole or not at all
-    repeats  samples of each point, of which the median counts
+    shares   of the budget, added up, at which the next thing is due: after the first widths, drafting, both at once,
+             more widths; the rest is for larger batches and deeper depths
+    repeats  samples of each point
     """
 
     widths: tuple[int, ...]
     first: tuple[int, ...]
-    deeper: tuple[int, ...] = ()
-    repeats: int = 5
+    deeper: tuple[int, ...]
+    shares: tuple[float, float, float, float]
+    repeats: int = REPEATS
 
 
-FULL = Scope((1, 8, 4, 2, 16, 6, 3, 12, 32, 5, 24), (16, 64), (512, 2048))
-QUICK = Scope((1, 8, 4, 2), (16, 64, 256))
+FULL = Scope((1, 8, 4, 2, 16, 6, 3, 12, 32, 5, 24), (16, 64), (512, 2048), (0.25, 0.35, 0.45, 0.7))
+QUICK = Scope((1, 8, 4, 2), (16, 64, 256), (), (0.4, 0.6, 0.8, 1.0))
 
 
 class RunDraft(Protocol):
@@ -93,18 +96,40 @@ def measure(
     verifying = _Verifying(verifier, scope, sampler, cancelled)
     drafting = _Drafting(drafter, sampler, run_draft, cancelled)
     depth, token_s = verifying.begin()
-    samples = verifying.sweep("verify", scope.widths[: MUST + 1], depth, FIRST_SHARE, must=MUST)
+    first, drafts, both, more = scope.shares
+    samples = verifying.sweep("verify", scope.widths[: MUST + 1], depth, first, must=MUST)
     if 1 not in samples:
         raise BackendError("no verification got a usable time: the clock jumps; try again")
-    drafting.prefix = verifying.prefix[:depth]
-    steps = drafting.sweep("draft", (1,), DRAFT_SHARE, must=1)
-    overlap = _overlap(verifying, drafting, samples, steps) if with_overlap and steps else None
-    samples |= verifying.sweep("more widths", scope.widths[MUST + 1 :], depth, 1.0, known=samples)
+    drafting.prefix = verifying.prefix[: max(1, depth)]
+    steps = drafting.sweep("draft", (1,), drafts, must=1)
+    overlap = _overlap(verifying, drafting, samples, steps, both) if with_overlap and steps else None
+    reads = drafting.sweep_reads(both, steps)
+    missing = [width for width in scope.widths if width not in samples]
+    samples |= verifying.sweep("more widths", missing, depth, more, known=samples)
     if steps:
         steps |= drafting.sweep("larger batches", drafting.batches, 1.0, known=steps)
     by_depth = {depth: samples} | verifying.deeper(depth, token_s, samples)
     sampler.report("done", 1.0)
-    return _curves(by_depth, steps, overlap)
+    return _curves(by_depth, steps, overlap, reads)
+
+
+def measure_step(
+    drafter: Drafter,
+    num_vocab: int,
+    *,
+    budget_s: float,
+    run_draft: RunDraft | None = None,
+    cancelled: Cancelled = never,
+    clock: Clock = time.perf_counter,
+) -> float | None:
+    """Seconds of one drafted token; None where it drafts nothing. Arguments and errors as for ``measure``."""
+    drafting = _Drafting(drafter, Sampler(clock, budget_s, REPEATS, None, cancelled), run_draft, cancelled)
+    drafting.prefix = random_tokens(random.Random(0), num_vocab, NUM_PROBED)
+    return typical(drafting.sweep("draft", (1,), 1.0, must=1)).get(1)
+
+
+def random_tokens(source: random.Random, num_vocab: int, num_tokens: int) -> list[int]:
+    return source.choices(range(min(num_vocab, NUM_IDS)), k=num_tokens)
 
 
 class _Verifying:
@@ -114,20 +139,21 @@ class _Verifying:
         self._verifier, self._scope, self._sampler, self._cancelled = verifier, scope, sampler, cancelled
         self._random = random.Random(0)
         most = max(width for width in (1, *scope.widths) if width < max(2, verifier.num_ctx))
-        self._max_depth = max(1, verifier.num_ctx - most)
-        self._max_width = verifier.num_ctx - self._max_depth
+        self._max_depth, self._max_width = verifier.num_ctx - most, most
         self.depth = 0
-        self.prefix = self._tokens(min(max((*scope.first, *scope.deeper)), self._max_depth))
+        self.prefix = self._tokens(max(1, min(max((*scope.first, *scope.deeper)), self._max_depth)))
 
     def begin(self) -> tuple[int, float]:
         """The depth to measure at first, and what a token of a prefix costs. The first call touches all weights."""
         self._sampler.report("verify", 0.0)
         self._score(1, 1)
         num_probed = min(NUM_PROBED, len(self.prefix))
-        token_s = (self._sampler.timed(lambda: self._score(num_probed, 1)) or 0.0) / num_probed
+        token_s = (self._sampler.timed(lambda: self._score(num_probed, 1)) or math.inf) / num_probed
         depths = sorted({min(depth, self._max_depth) for depth in self._scope.first})
         reached = [depth for depth in depths if depth * token_s <= PREFIX_SHARE * self._sampler.budget_s]
-        self._go_to(max(reached, default=depths[0]))
+        seconds = self._go_to(max(reached, default=depths[0]))
+        if seconds is not None and self.depth > num_probed:  # larger batches cost less a token
+            token_s = min(token_s, seconds / (self.depth - num_probed))
         return self.depth, token_s
 
     def sweep(
@@ -153,9 +179,10 @@ class _Verifying:
     def deeper(self, depth: int, token_s: float, at_first: Samples) -> dict[int, Samples]:
         """Samples of the same widths by depth, as far as the budget reaches."""
         found: dict[int, Samples] = {}
-        sweep_s = sum(medians(at_first).values())
+        row = typical(at_first)
+        sweep_s = sum(row.values()) + len(row) * row[1]  # before each sample the cache is cut back, by one row
         for deep in sorted({min(deep, self._max_depth) for deep in self._scope.deeper}):
-            expected_s = (deep - depth) * token_s + 2 * sweep_s
+            expected_s = (deep - depth) * token_s + sweep_s
             if deep <= depth or self._sampler.spent_s + expected_s > self._sampler.budget_s:
                 continue
             self._sampler.report(f"{deep} tokens deep")
@@ -165,15 +192,15 @@ class _Verifying:
                 found[deep], depth = samples, deep
         return found
 
-    def _go_to(self, depth: int) -> None:
+    def _go_to(self, depth: int) -> float | None:
         self.depth = depth
-        self._sampler.timed(lambda: self._score(depth, 1))
+        return self._sampler.timed(lambda: self._score(depth, 1)) if depth else None
 
     def _score(self, depth: int, num_rows: int, draft: abc.Sequence[int] = ()) -> None:
         self._verifier.score([ScoreRequest(0, [*self.prefix[:depth], *draft], num_rows)], self._cancelled)
 
     def _tokens(self, num_tokens: int) -> list[int]:
-        return self._random.choices(range(min(self._verifier.num_vocab, NUM_IDS)), k=num_tokens)
+        return random_tokens(self._random, self._verifier.num_vocab, num_tokens)
 
 
 class _Drafting:
@@ -205,9 +232,22 @@ class _Drafting:
         seconds = self._sampler.spend(taken_s)
         return seconds / num_steps if seconds is not None and num_steps else None
 
+    def sweep_reads(self, share: float, steps: Samples) -> Samples:
+        """Seconds per token of reading a prefix that no cache holds; by 1, the only point there is."""
+
+        def once(_: int) -> float | None:
+            self.prefix = [self.prefix[-1], *self.prefix[:-1]]
+            seconds = self._sampler.spend(self._run(lambda: self._timed(1, 1))[0])
+            read_s = 0.0 if seconds is None else seconds - typical(steps)[1]
+            return read_s / len(self.prefix) if read_s > 0.0 else None
+
+        return self._sampler.sweep("draft", (1,), once, share) if steps else {}
+
     def beside(self) -> _Beside | None:
         """Drafts that go on and on, just started; None where there is no thread for them."""
-        return None if self._run_draft is None else _Beside(self._run_draft, self._propose_ahead, self._sampler.clock)
+        if self._run_draft is None:
+            return None
+        return _Beside(self._run_draft, partial(self._propose, 1), self._sampler.clock)
 
     def _run(self, call: abc.Callable[[], _T]) -> _T:
         return call() if self._run_draft is None else _answer(self._run_draft(call))
@@ -218,9 +258,6 @@ class _Drafting:
         began = self._sampler.clock()
         num_steps = self._propose(size, num_draft)
         return self._sampler.clock() - began, num_steps
-
-    def _propose_ahead(self, cancelled: Cancelled) -> int:
-        return self._propose(1, NUM_AHEAD, cancelled)
 
     def _propose(self, size: int, num_draft: int, cancelled: Cancelled | None = None) -> int:
         """The tokens of the longest draft."""
@@ -233,7 +270,7 @@ class _Drafting:
 class _Beside:
     """Draws drafts on the drafter's thread until ``end``."""
 
-    def __init__(self, run_draft: RunDraft, propose: abc.Callable[[Cancelled], int], clock: Clock) -> None:
+    def __init__(self, run_draft: RunDraft, propose: abc.Callable[[int, Cancelled], int], clock: Clock) -> None:
         self._propose, self._clock = propose, clock
         self._began, self._stop = threading.Event(), threading.Event()
         self._future = run_draft(self._draft)
@@ -253,16 +290,19 @@ class _Beside:
         return _answer(self._future)
 
     def _draft(self) -> tuple[float, int]:
-        num_new = self._propose(self._stop.is_set)
+        self._propose(NUM_AHEAD, self._stop.is_set)
         self._began.set()
-        began, num_steps = self._clock(), 0
+        began = self._clock()
+        num_steps = num_new = self._propose(1, never)  # a token at least, however soon the end comes
         while num_new and not self._stop.is_set():
-            num_new = self._propose(self._stop.is_set)
+            num_new = self._propose(NUM_AHEAD, self._stop.is_set)
             num_steps += num_new
         return self._clock() - began, num_steps
 
 
-def _overlap(verifying: _Verifying, drafting: _Drafting, samples: Samples, steps: Samples) -> Overlap | None:
+def _overlap(
+    verifying: _Verifying, drafting: _Drafting, samples: Samples, steps: Samples, share: float
+) -> Overlap | None:
     """By what factors the sides slow down while the drafter drafts all through several verifications."""
     beside = drafting.beside()
     if beside is None:
@@ -270,23 +310,25 @@ def _overlap(verifying: _Verifying, drafting: _Drafting, samples: Samples, steps
     width = next(width for width in OVERLAP_WIDTHS if width in samples)
     try:
         beside.wait()
-        together = verifying.sweep("both at once", (width,), verifying.depth, OVERLAP_SHARE, must=1)
+        together = verifying.sweep("both at once", (width,), verifying.depth, share, must=1)
     finally:
         beside.stop()
     taken_s, num_steps = beside.end()
     if not together or not num_steps or not 0.0 < taken_s < MAX_SAMPLE_S:
         return None
-    verify = statistics.median(together[width]) / statistics.median(samples[width])
-    draft = taken_s / num_steps / statistics.median(steps[1])
+    verify = typical(together)[width] / typical(samples)[width]
+    draft = taken_s / num_steps / typical(steps)[1]
     return Overlap(max(1.0, verify), max(1.0, draft))
 
 
-def _curves(by_depth: dict[int, Samples], steps: Samples, overlap: Overlap | None) -> Curves:
-    rows = {depth: medians(by_depth[depth]) for depth in sorted(by_depth)}
+def _curves(by_depth: dict[int, Samples], steps: Samples, overlap: Overlap | None, reads: Samples) -> Curves:
+    rows = {depth: typical(by_depth[depth]) for depth in sorted(by_depth)}
     widths = next(iter(rows.values()))
-    step_s = medians(steps)
+    step_s = typical(steps)
     verify_s = tuple(tuple(row.values()) for row in rows.values())
-    return Curves(tuple(widths), tuple(rows), verify_s, tuple(step_s), tuple(step_s.values()), overlap)
+    return Curves(
+        tuple(widths), tuple(rows), verify_s, tuple(step_s), tuple(step_s.values()), overlap, typical(reads).get(1)
+    )
 
 
 def _answer(future: futures.Future[_T]) -> _T:

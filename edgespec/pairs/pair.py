@@ -23,6 +23,7 @@ from edgespec.pairs.sources import (
     Part,
     Progress,
     Verifier,
+    check_sha256,
     unreadable,
 )
 from edgespec.paths import cache_dir, pairs_dir
@@ -76,7 +77,7 @@ class Pair:
         writable.
         """
         if isinstance(self.draft, BuiltDraft):
-            if not self._draft_is_there():
+            if not self.has_draft:
                 self._build(self.draft, progress)
             return self.draft_path
         return self.draft.find()
@@ -91,13 +92,15 @@ class Pair:
                 source, self.draft_path, bits=draft.bits, block_size=draft.block_size, progress=progress
             )
         except FileAccessError as error:
-            if not self._draft_is_there():  # otherwise another process was faster
+            if not self.has_draft:  # otherwise another process was faster
                 raise FileAccessError(
                     f"the draft model cannot be put into {self.draft_path}: {error}; make room there, or set "
                     "EDGESPEC_CACHE_DIR to another folder"
                 ) from error
 
-    def _draft_is_there(self) -> bool:
+    @property
+    def has_draft(self) -> bool:
+        """Whether a draft that is built on first use has been built. Raises FileAccessError."""
         manifest = self.draft_path / DRAFT_MANIFEST
         try:
             return manifest.is_file()
@@ -140,6 +143,19 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, UnicodeDecodeError
         raise ModelFormatError(f"{path} is not valid TOML: {error}; correct it, or get the pair again") from None
+
+
+def check_draft_files(folder: Path, remedy: str, progress: Progress | None = None) -> None:
+    """Compare what lies in a draft folder with the SHA-256 noted when it was built; nothing is noted of an export.
+
+    Reads all of it. Raises ModelFormatError, ModelNotFoundError or FileAccessError.
+    """
+    manifest = folder / DRAFT_MANIFEST
+    noted = read_toml(manifest).get("sha256", {}) if manifest.is_file() else {}
+    if not isinstance(noted, dict):
+        raise ModelFormatError(f"{manifest}: sha256 is {noted!r}; allowed: a table; {remedy}")
+    for name, sha256 in noted.items():
+        check_sha256(folder / name, str(sha256), remedy, progress)
 
 
 def _verifier(content: Any, where: str, context: dict[str, Any]) -> Verifier:

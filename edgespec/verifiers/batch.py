@@ -1,13 +1,18 @@
-"""What one llama_decode is given: spans of token lists, laid out in a llama_batch. Imports nothing of llama.cpp."""
+"""What one llama_decode is given: spans of token lists, laid out in a llama_batch. llama.cpp itself is handed in."""
 
 from __future__ import annotations
 
+import collections.abc as abc
 import ctypes
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgespec.verifiers.base import Rows
+from edgespec.verifiers.host_memory import HostMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +27,13 @@ class Span:
 
 
 class Batch:
-    """A llama_batch over numpy arrays, filled anew for every decode."""
+    """A llama_batch over numpy arrays from ``memory``, filled anew for every decode."""
 
-    def __init__(self, lib: Any, size: int) -> None:
+    def __init__(self, lib: Any, size: int, memory: HostMemory) -> None:
         self.size = size
-        self._tokens, self._positions, self._slots, self._counts = np.ones((4, size), np.int32)
-        self._wanted = np.zeros(size, np.int8)
+        self._tokens, self._positions, self._slots, self._counts = memory.array((4, size), np.int32)
+        self._counts.fill(1)
+        self._wanted = memory.array(size, np.int8)
         # llama.cpp wants a pointer per token to the sequences it belongs to: here always one
         self._slot_pointers = self._slots.ctypes.data + self._slots.itemsize * np.arange(size, dtype=np.uintp)
         self._spans: list[Span] = []
@@ -87,6 +93,25 @@ def grouped(spans: list[Span], max_rows: int) -> list[list[Span]]:
         groups[-1].append(span)
         room -= span.num_rows
     return groups
+
+
+def collected(spans: list[Span], max_rows: int, evaluate: abc.Callable[[list[Span]], list[Rows]]) -> list[Rows]:
+    """The rows of each span, where one evaluation gives at most max_rows and the next overwrites them.
+
+    Those of the last evaluation are as they were given, of earlier ones copies. A slot has one span.
+    """
+    groups = grouped([piece for span in spans for piece in cut(span, max_rows)], max_rows)
+    found: dict[int, list[Rows]] = {span.slot: [] for span in spans}
+    for group in groups:
+        for span, rows in zip(group, evaluate(group), strict=True):
+            found[span.slot].append(rows if group is groups[-1] else rows.copy())
+    return [rows[0] if len(rows) == 1 else np.concatenate(rows) for rows in found.values()]
+
+
+def split(rows: Rows, spans: list[Span]) -> list[Rows]:
+    """Views of each span's rows, which lie one after the other in the order of the spans."""
+    stops = list(accumulate(span.num_rows for span in spans))
+    return [rows[stop - span.num_rows : stop] for span, stop in zip(spans, stops, strict=True)]
 
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:

@@ -27,13 +27,14 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.errors import BackendError, MissingDependencyError
+from edgespec.verifiers.child import FOLDER, KILLED, environment, how_it_ended, last_line, leave_no_core
 
 logger = logging.getLogger("edgespec")
 
 MODEL = Path(__file__).with_name("canary.gguf")
 CHILD = (sys.executable, "-m", "edgespec.verifiers.canary")
 TIMEOUT_S = 60.0
-KILLED, NOT_FINITE = "killed by signal", "the logits are not finite"
+NOT_FINITE = "the logits are not finite"
 # Failures that say something of the build. Any other (no answer in time, out of memory, ended by somebody) may be of
 # the moment and is not remembered.
 CRASHES = tuple(
@@ -44,17 +45,8 @@ CRASHES = tuple(
 CERTAIN = (*CRASHES, NOT_FINITE)
 # Lines of /proc/cpuinfo that say what a CPU can do: x86-64, then aarch64.
 CPU_LINES = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
-# The child's environment is this process's, without what makes Python itself talk, wait or fail, and without GPUs: what
-# is tried are the CPU's kernels. It starts in another folder, since one named llama_cpp where the user stands would be
-# imported; relative paths are therefore made absolute.
-DROPPED = ("PYTHONINSPECT", "PYTHONWARNINGS", "PYTHONDEVMODE", "PYTHONVERBOSE")
-PATHS = ("PYTHONPATH", "LLAMA_CPP_LIB_PATH")
-SET = {
-    "CUDA_VISIBLE_DEVICES": "-1",
-    "HIP_VISIBLE_DEVICES": "-1",
-    "GGML_VK_VISIBLE_DEVICES": "",
-    "GGML_NO_BACKTRACE": "1",  # ggml would call a debugger before it aborts
-}
+# What is tried are the CPU's kernels: the child sees no GPU.
+SETTINGS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""}
 
 
 def use_extra_bufts(
@@ -85,6 +77,11 @@ def use_extra_bufts(
     return not failure
 
 
+def build_identity() -> str:
+    """Another text for another build of llama.cpp or another kind of CPU. Raises MissingDependencyError."""
+    return hashlib.sha256(_key(_library_dir()).encode()).hexdigest()[:16]
+
+
 def _decide(command: abc.Sequence[str], timeout_s: float) -> str:
     """What happens with repacked weights: "" where they work."""
     failure = _failure(command, timeout_s)
@@ -99,11 +96,14 @@ def _decide(command: abc.Sequence[str], timeout_s: float) -> str:
     )
 
 
-def rebuild_command() -> str:
-    """The shell command that builds the installed llama-cpp-python again, without the miscompiled AMX kernels."""
+def rebuild_command(*options: str) -> str:
+    """The shell command that builds the installed llama-cpp-python again, without the miscompiled AMX kernels.
+
+    options  more for CMake, such as "-DGGML_RPC=ON"
+    """
     flags = "-fno-tree-dse -fno-dse"
-    pip = f"pip install --force-reinstall --no-cache-dir --no-deps {_requirement()}"
-    return f"CMAKE_ARGS=\"-DCMAKE_C_FLAGS='{flags}' -DCMAKE_CXX_FLAGS='{flags}'\" {pip}"
+    chosen = " ".join([*options, f"-DCMAKE_C_FLAGS='{flags}'", f"-DCMAKE_CXX_FLAGS='{flags}'"])
+    return f'CMAKE_ARGS="{chosen}" pip install --force-reinstall --no-cache-dir --no-deps {_requirement()}'
 
 
 @cache
@@ -124,8 +124,8 @@ def _failure(command: abc.Sequence[str], timeout_s: float) -> str | None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout_s,
-            env=_environment(),
-            cwd=Path(sys.executable).anchor,
+            env=environment(SETTINGS),
+            cwd=FOLDER,
             start_new_session=True,  # a Ctrl-C is meant for the parent, and would look like a crash
             check=False,
         )
@@ -133,28 +133,10 @@ def _failure(command: abc.Sequence[str], timeout_s: float) -> str | None:
         return f"no answer in {timeout_s:g} s"
     except OSError as error:
         return f"{command[0]} does not start: {error.strerror}"
+    ended = how_it_ended(done.returncode)
     if done.returncode < 0:
-        return f"{KILLED} {-done.returncode} ({_signal_name(-done.returncode)})"
-    last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-    return ", ".join([*last, f"exit code {done.returncode}"]) if done.returncode else None
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"
-
-
-def _environment() -> dict[str, str]:
-    chosen = {name: value for name, value in os.environ.items() if name not in DROPPED} | SET
-    for name in PATHS:
-        places = [str(Path(place).resolve()) for place in chosen.get(name, "").split(os.pathsep) if place]
-        if name == "PYTHONPATH":
-            places.append(str(MODEL.parents[2]))
-        if places:
-            chosen[name] = os.pathsep.join(places)
-    return chosen
+        return ended
+    return ", ".join([*last_line(done.stderr), ended]) if done.returncode else None
 
 
 def _key(library_dir: Path) -> str:
@@ -218,7 +200,7 @@ def main(arguments: abc.Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="edgespec.verifiers.canary")
     parser.add_argument("--no-extra-bufts", action="store_true", help="with plain weights")
     chosen = parser.parse_args(arguments)
-    _leave_no_core()
+    leave_no_core()
     return _decode(use_extra_bufts=not chosen.no_extra_bufts)
 
 
@@ -234,14 +216,6 @@ def _decode(*, use_extra_bufts: bool) -> int:
                 print(NOT_FINITE, file=sys.stderr)
                 return 1
     return 0
-
-
-def _leave_no_core() -> None:
-    """A crash is an answer here, not a case for a core dump."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ import ctypes
 import logging
 import os
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edgespec.core.check import check_int
 from edgespec.core.prefix import num_common
 from edgespec.core.sequence import Cancelled, never
 from edgespec.errors import (
@@ -26,12 +26,14 @@ from edgespec.errors import (
     ModelNotFoundError,
 )
 from edgespec.verifiers.base import Interrupted, Rows, ScoreRequest, check_requests, check_tokens
-from edgespec.verifiers.batch import Batch, Span, cut, grouped
+from edgespec.verifiers.batch import Batch, Span, collected, split
+from edgespec.verifiers.host_memory import HostMemory
+from edgespec.verifiers.llama_devices import gpu_names, handles
 from edgespec.verifiers.llama_library import library, native_log
-from edgespec.verifiers.llama_options import LlamaOptions, context_params, model_params
+from edgespec.verifiers.llama_options import MAX_THREADS, LlamaOptions, context_params, model_params
 from edgespec.verifiers.native_log import context_error, decode_error, load_error
 
-__all__ = ["LlamaOptions", "LlamaVerifier"]
+__all__ = ["LlamaOptions", "LlamaVerifier", "check_file"]
 
 logger = logging.getLogger("edgespec")
 
@@ -53,24 +55,32 @@ class LlamaVerifier:
     description    name, architecture, quantization and size, for people
     """
 
-    def __init__(self, options: LlamaOptions) -> None:
-        """Raises ModelNotFoundError, FileAccessError, ModelFormatError; BackendError when memory or a device fails."""
+    def __init__(self, options: LlamaOptions, on_progress: abc.Callable[[], object] = never) -> None:
+        """Raises ModelNotFoundError, FileAccessError, ModelFormatError; BackendError when memory or a device fails.
+
+        ``on_progress`` is called now and then while the weights are read.
+        """
         self._lib = library()
         self._log = native_log()
         self._model: Any = None
         self._context: Any = None
         self._closed = False
+        self._host_memory = HostMemory()
         self._log.acquire()
         try:
-            _check_file(options.path)
-            self._load_model(options)
+            check_file(options.path)
+            self._load_model(options, on_progress)
             self._make_context(options)
         except BaseException:
             self.close()
             raise
 
-    def _load_model(self, options: LlamaOptions) -> None:
+    def _load_model(self, options: LlamaOptions, on_progress: abc.Callable[[], object]) -> None:
         params = model_params(self._lib, options)
+        if options.devices is not None:
+            devices = (ctypes.c_void_p * (len(options.devices) + 1))(*handles(options.devices))  # NULL ends the list
+            params.devices = ctypes.addressof(devices)
+        params.progress_callback = self._lib.llama_progress_callback(lambda *_: on_progress() or True)
         self._log.clear()
         self._model = self._lib.llama_model_load_from_file(os.fsencode(options.path), params)
         if not self._model:
@@ -97,7 +107,8 @@ class LlamaVerifier:
         self._memory = self._lib.llama_get_memory(self._context)
         if not self._memory:
             raise ModelFormatError(f"{options.path}: a model without a KV cache generates no text; choose another GGUF")
-        self._batch = Batch(self._lib, self._lib.llama_n_batch(self._context))
+        self._host_memory = HostMemory(_gpu(options))
+        self._batch = Batch(self._lib, self._lib.llama_n_batch(self._context), self._host_memory)
         self._max_rows = min(options.max_rows, self._batch.size)
         self._held: list[list[int]] = [[] for _ in range(self.num_slots)]
         self._cancelled: Cancelled = never
@@ -109,6 +120,17 @@ class LlamaVerifier:
         """The ``llama_model*`` (a ctypes pointer), for a tokenizer; valid until ``close``. Raises ClosedError."""
         self._check_open()
         return self._model
+
+    def set_threads(self, num_threads: int, num_threads_batch: int | None = None) -> None:
+        """From the next ``score`` on: CPU threads for a batch of one token, and for wider ones (None: as many).
+
+        Raises ParameterError, ClosedError.
+        """
+        self._check_open()
+        num_threads_batch = num_threads if num_threads_batch is None else num_threads_batch
+        check_int("num_threads", num_threads, 1, MAX_THREADS)
+        check_int("num_threads_batch", num_threads_batch, 1, MAX_THREADS)
+        self._lib.llama_set_n_threads(self._context, num_threads, num_threads_batch)
 
     def score(self, requests: abc.Sequence[ScoreRequest], cancelled: Cancelled = never) -> list[Rows]:
         """See Verifier.score. Rows are views of llama.cpp's own buffer: do not write, and do not use after ``close``.
@@ -140,6 +162,7 @@ class LlamaVerifier:
             self._lib.llama_free(self._context)
         if self._model:
             self._lib.llama_model_free(self._model)
+        self._host_memory.close()
         self._context = self._model = self._memory = None
         self._log.release()
 
@@ -171,12 +194,7 @@ class LlamaVerifier:
     def _rows(self, spans: list[Span]) -> list[Rows]:
         """Evaluate; rows of the last decode are views, of earlier ones copies."""
         self._batch.take()  # what an exception left behind
-        groups = grouped([piece for span in spans for piece in cut(span, self._max_rows)], self._max_rows)
-        found: dict[int, list[Rows]] = {span.slot: [] for span in spans}
-        for group in groups:
-            for span, rows in zip(group, self._evaluate(group), strict=True):
-                found[span.slot].append(rows if group is groups[-1] else rows.copy())
-        return [rows[0] if len(rows) == 1 else np.concatenate(rows) for rows in found.values()]
+        return collected(spans, self._max_rows, self._evaluate)
 
     def _evaluate(self, spans: list[Span]) -> list[Rows]:
         """The spans' rows, from one decode; the tokens that do not fit into it are evaluated before."""
@@ -234,12 +252,18 @@ class LlamaVerifier:
         logits = self._lib.llama_get_logits(self._context)
         if not logits:
             raise BackendError("llama.cpp gave no logits; this model cannot be a verifier, choose another GGUF")
-        rows = np.ctypeslib.as_array(logits, shape=(sum(span.num_rows for span in spans), self.num_vocab))
-        stops = list(accumulate(span.num_rows for span in spans))
-        return [rows[stop - span.num_rows : stop] for span, stop in zip(spans, stops, strict=True)]
+        shape = (sum(span.num_rows for span in spans), self.num_vocab)
+        return split(np.ctypeslib.as_array(logits, shape=shape), spans)
 
 
-def _check_file(path: Path) -> None:
+def _gpu(options: LlamaOptions) -> str | None:
+    """The device whose host memory the batches lie in."""
+    devices = gpu_names() if options.devices is None else list(options.devices)
+    return devices[0] if devices and options.num_gpu_layers else None
+
+
+def check_file(path: Path) -> None:
+    """Raise ModelNotFoundError, FileAccessError or ModelFormatError unless it is a GGUF that can be read."""
     try:
         if path.exists() and not path.is_file():  # to open a pipe would wait for its other end
             raise FileAccessError(f"{path} is not a regular file; give the path of a GGUF file")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import collections.abc as abc
 import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.verifiers.llama_library import library, native_log
+from edgespec.errors import ParameterError
+from edgespec.verifiers.llama_library import native, native_log
 
 KINDS = ("cpu", "gpu", "igpu", "accel", "meta")  # enum ggml_backend_dev_type
-# What llama-cpp-python does not declare. Symbols come from the handle it holds: another copy of the library would have
-# a list of its own.
+GPU_KINDS = ("gpu", "igpu")  # those that layers are put on
 _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "ggml_backend_dev_count": ([], ctypes.c_size_t),
     "ggml_backend_dev_get": ([ctypes.c_size_t], ctypes.c_void_p),
@@ -48,10 +49,26 @@ def list_devices() -> tuple[LlamaDevice, ...]:
         native_log().release()
 
 
+def handles(names: abc.Sequence[str]) -> list[int]:
+    """The ``ggml_backend_dev_t`` of devices by the names list_devices gives. Raises ParameterError for an unknown."""
+    by_name = native("ggml_backend_dev_by_name", [ctypes.c_char_p], ctypes.c_void_p)
+    found = {name: by_name(name.encode()) for name in names}
+    for name in (name for name, handle in found.items() if not handle):
+        known = ", ".join(device.name for device in list_devices())
+        raise ParameterError(f"device: got {name!r}; llama.cpp has here: {known}")
+    return list(found.values())
+
+
+def gpu_names() -> list[str]:
+    """Names of the devices llama.cpp puts layers on, in its order. No device is asked for its memory: quick."""
+    calls = {name: _call(name) for name in _SIGNATURES}
+    found = [calls["ggml_backend_dev_get"](i) for i in range(calls["ggml_backend_dev_count"]())]
+    gpus = [handle for handle in found if calls["ggml_backend_dev_type"](handle) in map(KINDS.index, GPU_KINDS)]
+    return [_text(calls["ggml_backend_dev_name"](handle)) for handle in gpus]
+
+
 def _call(name: str) -> Any:
-    arguments, result = _SIGNATURES[name]
-    prototype = ctypes.CFUNCTYPE(result, *arguments)
-    return prototype((name, library()._lib))
+    return native(name, *_SIGNATURES[name])
 
 
 def _device(calls: dict[str, Any], handle: int) -> LlamaDevice:

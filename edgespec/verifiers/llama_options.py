@@ -12,6 +12,7 @@ from edgespec.core.check import check_float, check_int
 from edgespec.errors import ParameterError
 
 NUM_CTX = 4096  # the most that is reserved without being asked for: the KV cache costs memory for every token of it
+MAX_THREADS = 1024
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 MAX_GPUS = 16  # llama_max_devices()
 MAX_TOKENS = 2**24  # of all slots: more than any model is trained for, and a typing error before it fills the memory
@@ -39,6 +40,8 @@ class LlamaOptions:
                        and give other rows; quantized values need flash attention
     split_mode         several GPUs: "layer" or "row" spreads the weights, "none" takes ``main_gpu`` alone
     tensor_split       each GPU's share, in llama.cpp's order; empty: by free memory
+    devices            the GPUs to use, by the names llama.cpp lists them with (verifiers/llama_devices.py); None: all
+                       of them; empty: none, not even for scratch memory, which ``num_gpu_layers=0`` still takes there
     """
 
     path: Path
@@ -56,11 +59,12 @@ class LlamaOptions:
     split_mode: str = "layer"
     tensor_split: tuple[float, ...] = ()
     main_gpu: int = 0
+    devices: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         threads_batch = self.num_threads if self.num_threads_batch is None else self.num_threads_batch
-        check_int("num_threads", self.num_threads, 1, 1024)
-        check_int("num_threads_batch", threads_batch, 1, 1024)
+        check_int("num_threads", self.num_threads, 1, MAX_THREADS)
+        check_int("num_threads_batch", threads_batch, 1, MAX_THREADS)
         check_int("num_slots", self.num_slots, 1, MAX_SLOTS)
         check_int("num_batch", self.num_batch, self.num_slots, 2**20)
         check_int("max_ctx", self.max_ctx, 1, MAX_TOKENS // self.num_slots)
@@ -82,6 +86,7 @@ class LlamaOptions:
         _check_one_of("split_mode", self.split_mode, SPLIT_MODES)
         check_int("main_gpu", self.main_gpu, 0, MAX_GPUS - 1)
         check_int("GPUs in tensor_split", len(self.tensor_split), 0, MAX_GPUS)
+        check_int("number of devices", len(self.devices or ()), 0, MAX_GPUS)
         for share in self.tensor_split:
             check_float("tensor_split", share, 0.0)
         if self.tensor_split and not any(self.tensor_split):

@@ -12,6 +12,23 @@ from edgespec.verifiers.llama_library import library, native_log
 from edgespec.verifiers.native_log import load_error
 
 
+class Vocabulary:
+    """A vocabulary that stays open until ``close``. Any thread may read it.
+
+    model  its ``llama_model*``, without weights; None after ``close``
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises as open_vocabulary does."""
+        self._resources = contextlib.ExitStack()
+        self.model: Any = self._resources.enter_context(open_vocabulary(path))
+
+    def close(self) -> None:
+        """Free it; a second call does nothing."""
+        self.model = None
+        self._resources.close()
+
+
 @contextlib.contextmanager
 def open_vocabulary(path: Path) -> abc.Iterator[Any]:
     """The ``llama_model*`` of a GGUF whose weights are not read, valid within the block. Takes milliseconds.

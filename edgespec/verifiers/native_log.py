@@ -52,9 +52,13 @@ class NativeLog:
 
     def reason(self) -> str:
         """The first error since ``clear``, which is the cause; those after it say who gave up because of it."""
+        return (self.causes() or ["llama.cpp gave no reason"])[0]
+
+    def causes(self) -> list[str]:
+        """The errors since ``clear``, without the functions that logged them."""
         lines = [line.strip() for error in self._errors for line in error.decode("utf-8", "replace").splitlines()]
         causes = [line for line in lines if line and "failed to load model" not in line] or lines
-        return re.sub(r"^\w+: (error loading model: )?", "", causes[0]) if causes else "llama.cpp gave no reason"
+        return [re.sub(r"^\w+: (error loading model: )?", "", cause) for cause in causes]
 
 
 def load_error(path: Path, reason: str) -> EdgespecError:

@@ -82,7 +82,22 @@ def test_largest_is_the_beginning_of_a_full_stable_sort(kind: str, size: int, nu
     row = row_of(kind, size)
     ranking = np.argsort(-row, kind="stable")
     expected = [i for i in ranking[:num] if row[i] > -np.inf]
-    assert largest(row, num).tolist() == expected
+    if expected:
+        assert largest(row, num).tolist() == expected
+    else:
+        with pytest.raises(BackendError, match="needs a finite one"):
+            largest(row, num)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("size", [5, 64, 1000, 4096, 50257])
+@pytest.mark.parametrize("place", [0.0, 0.3, 0.999])
+def test_largest_refuses_a_broken_row_wherever_it_is_broken(value: float, size: int, place: float) -> None:
+    row = random_row(size, size)
+    row[int(place * size)] = value
+    for num in (1, 40):
+        with pytest.raises(BackendError, match="needs a finite one"):
+            largest(row, num)
 
 
 def test_largest_finds_logits_wherever_they_are() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from edgespec.core.policy import DEFAULT_POLICY, MAX_DRAFT_LENGTH
+from edgespec.core import policy
 from edgespec.devices import profile as profiles
 from edgespec.devices.profile import (
     SECTIONS,
@@ -29,11 +30,12 @@ from edgespec.devices.profile import (
     profile_names,
     read_profile,
 )
-from edgespec.errors import ProfileError
+from edgespec.errors import ParameterError, ProfileError
 from edgespec.paths import data_dir
 from edgespec.runtime import MODES
-from edgespec.verifiers import llama_options
+from edgespec.verifiers import llama_options, llama_rpc
 from edgespec.verifiers.llama_options import LlamaOptions
+from edgespec.verifiers.llama_rpc import parse_endpoints
 from quantize.verifier import TYPES
 
 SHIPPED = {
@@ -107,8 +109,8 @@ def test_the_readme_has_every_default_and_every_allowed_value() -> None:
 
 def test_the_defaults_are_what_happens_without_a_profile() -> None:
     none, options = Profile(""), LlamaOptions(Path(), 1)
-    assert none.speculation.num_candidates == DEFAULT_POLICY.length
-    assert none.speculation.mode == "sequential"
+    assert getattr(policy, none.speculation.policy.capitalize()) is type(policy.DEFAULT_POLICY)
+    assert none.speculation.mode == "auto"
     assert none.serving.context == options.max_ctx == llama_options.NUM_CTX
     assert none.verifier.gpu_layers == options.num_gpu_layers
     for key in ("kv_type_k", "kv_type_v", "split_mode", "tensor_split", "main_gpu"):
@@ -121,13 +123,39 @@ def allowed(section: type[Any], name: str) -> Any:
 
 
 def test_what_is_allowed_is_what_the_parts_can_do() -> None:
-    assert allowed(Speculation, "num_candidates") == MAX_DRAFT_LENGTH
-    assert allowed(Speculation, "mode") == MODES
+    assert allowed(Speculation, "num_candidates") == policy.MAX_DRAFT_LENGTH
+    assert all(hasattr(policy, name.capitalize()) for name in allowed(Speculation, "policy"))
+    assert set(allowed(Speculation, "mode")) == {"auto", *MODES}
     assert allowed(Verifier, "kv_type_k") == allowed(Verifier, "kv_type_v") == tuple(llama_options.KV_TYPES)
     assert profiles.PLAIN_KV_TYPES == llama_options.PLAIN_KV_TYPES
     assert allowed(Verifier, "split_mode") == tuple(llama_options.SPLIT_MODES)
     assert profiles.MAX_GPUS == llama_options.MAX_GPUS
     assert set(allowed(Verifier, "gguf_type")) == set(TYPES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["box:50052", "127.0.0.1:1", "a-b.c_d:65535", "", "box", "box:", ":1", "box:0", "box:65536", "box:99999", "box:x",
+     "[::1]:50052", "a b:1", "box:1\n", "box:1 ", "http://box:1", "bö:1", "box:１"],
+)  # fmt: skip
+def test_a_worker_is_what_llama_cpps_rpc_takes(text: str) -> None:
+    def taken(check: Callable[[], object], error: type[Exception]) -> bool:
+        try:
+            check()
+        except error:
+            return False
+        return True
+
+    is_worker = taken(lambda: parse_endpoints([text]), ParameterError)
+    assert taken(lambda: Verifier(rpc=(text,)), ProfileError) == is_worker
+    assert is_worker == (text in ("box:50052", "127.0.0.1:1", "a-b.c_d:65535"))
+
+
+def test_at_most_as_many_workers_as_llama_cpp_takes() -> None:
+    workers = tuple(f"box:{port}" for port in range(1, llama_rpc.MAX_WORKERS + 2))
+    assert Verifier(rpc=workers[:-1]).rpc == workers[:-1]
+    with pytest.raises(ProfileError, match=r"rpc: got .*at most 16"):
+        Verifier(rpc=workers)
 
 
 # Where profiles come from
@@ -234,8 +262,13 @@ def refused(text: str | bytes, folder: Path) -> str:
             "allowed: f32, f16, bf16, or flash_attention 'auto' or 'on'",
         ),
         ("[verifier]\nflash_attention = true", "[verifier] flash_attention: got True; allowed: auto, on, off"),
-        ("[speculation]\nmode = 'overlapped'", "[speculation] mode: got 'overlapped'; allowed: plain, sequential"),
-        ("[speculation]\npolicy = 'goodput'", "[speculation] policy: got 'goodput'; allowed: fixed"),
+        ("[speculation]\nmode = 'fast'", "mode: got 'fast'; allowed: auto, plain, sequential, overlapped"),
+        ("[speculation]\npolicy = 'best'", "[speculation] policy: got 'best'; allowed: goodput, threshold, fixed"),
+        ("[verifier]\nisolate = 1", "[verifier] isolate: got 1; allowed: true or false"),
+        ("[verifier]\nrpc = 'box:50052'", "[verifier] rpc: got 'box:50052'; allowed: a list of texts"),
+        ("[verifier]\nrpc = ['box']", "[verifier] rpc: got 'box'; allowed: at most 16 different texts like"),
+        ("[verifier]\nrpc = ['box:1', 'box:1']", "[verifier] rpc: got ('box:1', 'box:1'); allowed: at most 16"),
+        ("[verifier]\nworkers = ['box:1']", "[verifier]: unknown key 'workers'; allowed: gpu_layers, threads"),
         ("[speculation]\nnum_candidates = 33", "[speculation] num_candidates: got 33"),
         ("[serving]\ntarget_batch_size = 2", "[serving] target_batch_size: got 2; allowed: at most max_batch_size (1)"),
         ("[serving]\ncontext = 0", "[serving] context: got 0; allowed: a whole number from 1 to"),

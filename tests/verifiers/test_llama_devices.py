@@ -10,8 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
+from edgespec.errors import ParameterError
 from edgespec.verifiers import llama_devices
-from edgespec.verifiers.llama_devices import LlamaDevice, list_devices
+from edgespec.verifiers.llama_devices import LlamaDevice, gpu_names, handles, list_devices
 from edgespec.verifiers.llama_library import native_log
 
 
@@ -55,3 +56,11 @@ def test_what_a_backend_says_becomes_a_device(monkeypatch: pytest.MonkeyPatch) -
         LlamaDevice("CUDA1", "", "igpu", 3, 4),
         LlamaDevice("CUDA2", "", "unknown 99", 3, 4),
     )
+    assert gpu_names() == ["CUDA0", "CUDA1"]
+
+
+def test_devices_are_found_by_their_names() -> None:
+    assert len(handles(["CPU"])) == 1
+    assert handles([]) == []
+    with pytest.raises(ParameterError, match=r"device: got 'CUDA9'; llama\.cpp has here: CPU"):
+        handles(["CPU", "CUDA9"])

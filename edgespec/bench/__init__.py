@@ -1,0 +1,1 @@
+"""Measuring whole pairs. What exists: the device simulator behind ``edgespec bench --simulate``."""

@@ -1,0 +1,269 @@
+"""Opening a pair: places it, loads both models, measures what rounds cost where nobody knows, and picks what pays.
+
+``open_runtime`` runs on the thread that will own the verifier.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from edgespec import calibration, survey
+from edgespec.calibration import Calibration, Key
+from edgespec.core.costs import Curves
+from edgespec.core.policy import Fixed, Policy, Threshold
+from edgespec.degraded import Degraded
+from edgespec.devices.placement import Placement, Wanted, lower, place
+from edgespec.devices.probe import Box, usable_cpus
+from edgespec.devices.profile import Profile
+from edgespec.devices.threads import Threads, split
+from edgespec.drafters import vocabulary
+from edgespec.drafters.base import Drafter
+from edgespec.drafters.lookup import LookupDrafter
+from edgespec.engine.draft_thread import NAME as DRAFT_THREAD
+from edgespec.errors import BackendError, MissingDependencyError, ModelNotFoundError, VocabularyMismatchError
+from edgespec.owner import Owner
+from edgespec.paths import cache_dir
+from edgespec.runtime import Mode, Runtime
+from edgespec.text.tokenizer import Tokenizer
+from edgespec.verifiers.base import Verifier
+from edgespec.verifiers.canary import use_extra_bufts
+from edgespec.verifiers.fallback import FallbackVerifier, Place
+from edgespec.verifiers.isolated import IsolatedVerifier
+from edgespec.verifiers.llama import LlamaOptions, LlamaVerifier, check_file
+from edgespec.verifiers.llama_vocabulary import Vocabulary
+
+NO_MODEL = ("lookup", "none")
+UNUSABLE = (VocabularyMismatchError, BackendError, MissingDependencyError)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What was asked for, resolved.
+
+    options   the verifier's; threads and layers on the GPU are decided here
+    draft     "lookup", "none", or the path of a draft model
+    is_own    the draft was named by the caller: what is wrong with it is an error, and no reason to do without
+    mode      None: what pays
+    workers   ``host:port`` of RPC workers
+    """
+
+    options: LlamaOptions
+    draft: str | Path
+    is_own: bool
+    profile: Profile
+    policy: Policy
+    mode: Mode | None
+    num_threads: int | None
+    workers: tuple[str, ...]
+
+    @property
+    def has_model(self) -> bool:
+        return self.draft not in NO_MODEL
+
+    @property
+    def needs_costs(self) -> bool:
+        """Whether anything is decided by what rounds cost."""
+        return self.draft != "none" and (self.mode is None or not isinstance(self.policy, (Fixed, Threshold)))
+
+
+def open_runtime(order: Order, owner: Owner) -> Runtime:
+    """On the owner's thread. Raises what loading raises; nothing stays open then."""
+    with ExitStack() as undo:
+        runtime = Opening(order, owner, undo).open()
+        undo.pop_all()
+        return runtime
+
+
+class Opening:
+    """One pair on its way."""
+
+    def __init__(self, order: Order, owner: Owner, undo: ExitStack) -> None:
+        self.order, self.owner, self.undo = order, owner, undo
+        self.degraded = Degraded()
+        self.draft_owner = Owner(DRAFT_THREAD)
+        undo.callback(self.draft_owner.stop)
+
+    def open(self) -> Runtime:
+        order = self.order
+        check_files(order)
+        box = survey.look_at_box(order.workers)
+        found = self._known(box)
+        placement = self.place(box, found)
+        threads = self._threads(placement, found)
+        verifier = self.open_verifier(placement, threads)
+        tokenizer = Tokenizer(verifier.model)
+        drafter = self._open_drafter(placement, verifier, tokenizer, threads)
+        if found is None and drafter is not None and order.needs_costs:
+            found, drafter = self._measure(verifier, drafter, placement, threads, box)
+        return Runtime(
+            verifier,
+            drafter,
+            tokenizer,
+            mode=order.mode or ("sequential" if found is None or not _is_model(drafter) else found.mode),
+            policy=order.policy,
+            curves=_curves(found, drafter),
+            degraded=self.degraded,
+            max_ahead=order.profile.speculation.max_speculative_steps,
+            placement=placement.name,
+            verifier_name=order.options.path.name,
+            draft_name=_draft_name(order.draft, drafter),
+            owner=self.owner,
+            draft_owner=self.draft_owner,
+        )
+
+    # Where
+
+    def _known(self, box: Box) -> Calibration | None:
+        return calibration.load(self.key(box)) if self.order.needs_costs else None
+
+    def key(self, box: Box) -> Key:
+        order = self.order
+        return calibration.key_of(order.options, order.draft, order.profile, box.devices, order.num_threads)
+
+    def place(self, box: Box, found: Calibration | None) -> Placement:
+        order, options = self.order, self.order.options
+        wanted = Wanted(
+            survey.verifier_shape(options.path),
+            survey.draft_shape(Path(order.draft)) if order.has_model else None,
+            lookup=order.draft != "none",
+            mode=order.mode or "auto",
+            context=options.num_ctx,
+            num_slots=options.num_slots,
+            providers=survey.draft_providers(order.profile, box),
+            gain=min(found.gain, 1.0) if found is not None and found.mode == "plain" else None,
+        )
+        placement = place(wanted, order.profile, box)
+        for step in placement.steps:
+            self.degraded.add(*step)
+        return placement
+
+    def _threads(self, placement: Placement, found: Calibration | None) -> Threads:
+        """As calibrated for the mode that runs; else by the rule."""
+        order = self.order
+        if found is not None and order.mode in (None, found.mode) and _drafts(placement):
+            return found.threads
+        asked = (order.num_threads or side.threads or None for side in (order.profile.verifier, order.profile.draft))
+        asked_verifier, asked_draft = asked
+        on_gpu = is_all_on_gpu(placement)
+        return split(
+            usable_cpus(),
+            verifier_on_gpu=on_gpu,
+            draft_on_gpu=placement.draft_provider == "cuda",
+            together=order.mode == "overlapped" or (order.mode is None and on_gpu),
+            asked_verifier=asked_verifier,
+            asked_draft=asked_draft,
+        )
+
+    # Both models
+
+    def open_verifier(self, placement: Placement, threads: Threads) -> FallbackVerifier:
+        order = self.order
+        options = replace(order.options, num_threads=threads.verifier, use_extra_bufts=use_extra_bufts(cache_dir()))
+        below = [] if order.workers else lower(placement)
+        places = [Place(where.name, partial(self._open_at, where, options)) for where in (placement, *below)]
+        verifier = FallbackVerifier(places, self.degraded, Vocabulary(options.path))
+        self.undo.callback(verifier.close)
+        return verifier
+
+    def _open_at(self, placement: Placement, options: LlamaOptions) -> Verifier:
+        """Without layers on a GPU it is not to be touched at all, or it would keep some memory there."""
+        layers = placement.num_gpu_layers
+        options = replace(options, num_gpu_layers=layers, devices=options.devices if layers else ())
+        if self.order.workers or self.order.profile.verifier.isolate:
+            return IsolatedVerifier(options, self.order.workers)
+        return LlamaVerifier(options)
+
+    def _open_drafter(
+        self, placement: Placement, verifier: FallbackVerifier, tokenizer: Tokenizer, threads: Threads
+    ) -> Drafter | None:
+        """What was placed; in mode auto lookup instead of a model of the pair's that cannot be used."""
+        if placement.drafter != "model":
+            return LookupDrafter(verifier.num_slots) if placement.drafter == "lookup" else None
+        try:
+            opened = self.draft_owner.submit(lambda: self.open_model(placement, verifier, tokenizer, threads))
+            drafter: Drafter = opened.result()
+        except UNUSABLE as error:
+            if self.order.is_own or self.order.mode is not None:
+                raise
+            return self._look_up(placement, verifier, str(error))
+        self.undo.callback(lambda: self.draft_owner.submit(drafter.close))
+        return drafter
+
+    def open_model(self, placement: Placement, verifier: Verifier, tokenizer: Tokenizer, threads: Threads) -> Drafter:
+        """On the drafter's thread."""
+        path = Path(self.order.draft)
+        if not path.exists():
+            raise ModelNotFoundError(
+                f"no draft model at {path}; give a draft folder or an .onnx file, or: lookup, none"
+            )
+        from edgespec.drafters.onnx import OnnxDrafter
+
+        drafter = OnnxDrafter.open(
+            path,
+            num_ctx=verifier.num_ctx,
+            num_threads=threads.draft,
+            num_slots=verifier.num_slots,
+            num_vocab=tokenizer.num_vocab,
+            spin=threads.spin,
+            provider=placement.draft_provider,
+        )
+        try:
+            vocabulary.check(drafter.tokens, tokenizer.tokens)
+        except BaseException:
+            drafter.close()
+            raise
+        return drafter
+
+    def _look_up(self, placement: Placement, verifier: Verifier, reason: str) -> Drafter:
+        self.degraded.add(placement.kind, "lookup", reason)
+        return LookupDrafter(verifier.num_slots)
+
+    # What pays
+
+    def _measure(
+        self, verifier: FallbackVerifier, drafter: Drafter, placement: Placement, threads: Threads, box: Box
+    ) -> tuple[Calibration, Drafter]:
+        """The quick calibration; a model that does not pay makes way for lookup."""
+        found = calibration.quick(verifier, drafter, self.draft_owner.submit, self.key(box), threads)
+        if self.order.mode is not None or found.mode != "plain" or not _is_model(drafter):
+            return found, drafter
+        self.draft_owner.submit(drafter.close)
+        return found, self._look_up(placement, verifier, found.reason)
+
+
+def check_files(order: Order) -> None:
+    """Before anything is loaded."""
+    check_file(order.options.path)
+    if order.has_model and not Path(order.draft).exists():
+        raise ModelNotFoundError(
+            f"no draft model at {order.draft}; give a draft folder or an .onnx file, or: lookup, none"
+        )
+
+
+def _is_model(drafter: Drafter | None) -> bool:
+    return drafter is not None and not isinstance(drafter, LookupDrafter)
+
+
+def _drafts(placement: Placement) -> bool:
+    return placement.drafter == "model"
+
+
+def is_all_on_gpu(placement: Placement) -> bool:
+    layers = placement.num_gpu_layers
+    return layers < 0 or layers > placement.plan.setup.verifier.num_layers
+
+
+def _curves(found: Calibration | None, drafter: Drafter | None) -> Curves | None:
+    """What lookup drafts costs nothing, whatever was measured for a model."""
+    if found is None or _is_model(drafter):
+        return None if found is None else found.curves
+    return replace(found.curves, batches=(), step_s=(), overlap=None, read_s=None)
+
+
+def _draft_name(draft: str | Path, drafter: Drafter | None) -> str:
+    if drafter is None:
+        return "none"
+    return Path(draft).name if _is_model(drafter) else "lookup"
