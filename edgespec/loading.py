@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections.abc as abc
+import threading
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
 
+from edgespec.core.check import check_int
 from edgespec.core.policy import DEFAULT_POLICY, Fixed, Policy, Threshold
 from edgespec.devices.profile import Profile, load_profile, read_profile
 from edgespec.errors import ModelFormatError, ModelNotFoundError, ParameterError, ProfileError
@@ -16,6 +18,8 @@ from edgespec.owner import Owner
 from edgespec.pairs import DEFAULT_PAIR, Pair, Progress, load_pair
 from edgespec.runtime import MODES, Mode, Runtime
 from edgespec.verifiers.llama import LlamaOptions
+from edgespec.verifiers.llama_options import MAX_THREADS
+from edgespec.verifiers.llama_rpc import check_reachable, check_supported, parse_endpoints
 
 NO_PROFILE = Profile("none")  # all defaults
 PROFILE = "profile.toml"  # in a pair's folder: what it was planned for
@@ -64,6 +68,10 @@ def load(
     chosen = _choose_pair(pair, verifier)
     device = profile if isinstance(profile, Profile) else choose_profile(profile, pair, verifier)
     wanted = _check_mode(device.speculation.mode if mode is None else mode)
+    workers = tuple(workers) or device.verifier.rpc
+    _check_workers(workers)
+    if num_threads is not None:
+        check_int("num_threads", num_threads, 1, MAX_THREADS)
     path = chosen.verifier.find() if verifier is None and chosen is not None else Path(verifier or "")
     is_own = draft is not None
     if wanted == "plain":
@@ -78,14 +86,14 @@ def load(
         profiled_policy(device) if policy is None else policy,
         wanted,
         num_threads,
-        tuple(workers) or device.verifier.rpc,
+        workers,
     )
     return _open(order, chosen)
 
 
 def _open(order: Order, chosen: Pair | None) -> Runtime:
-    owner = Owner()
-    future = owner.submit(lambda: open_runtime(order, owner))
+    owner, cancelled = Owner(), threading.Event()
+    future = owner.submit(lambda: open_runtime(order, owner, cancelled.is_set))
     try:
         return future.result()
     except (ModelFormatError, ModelNotFoundError) as error:
@@ -94,10 +102,19 @@ def _open(order: Order, chosen: Pair | None) -> Runtime:
             raise type(error)(f"{error}; {chosen.draft_remedy}") from error
         raise
     except BaseException:
-        # On Ctrl-C the load itself goes on: what it comes to must be freed.
+        # On Ctrl-C the load itself goes on, measuring excepted: what it comes to must be freed.
+        cancelled.set()
         future.add_done_callback(_discard)
         owner.stop()
         raise
+
+
+def _check_workers(workers: abc.Iterable[str]) -> None:
+    """Before anything is built or loaded."""
+    endpoints = parse_endpoints(workers)
+    if endpoints:
+        check_supported()
+        check_reachable(endpoints)
 
 
 def _check_mode(mode: str) -> Mode | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,9 +15,10 @@ from edgespec import calibration, survey
 from edgespec.calibration import Calibration, Key
 from edgespec.core.costs import Curves
 from edgespec.core.policy import Fixed, Policy, Threshold
+from edgespec.core.sequence import Cancelled, never
 from edgespec.degraded import Degraded
-from edgespec.devices.placement import Placement, Wanted, lower, place
-from edgespec.devices.probe import Box, usable_cpus
+from edgespec.devices.placement import Placement, Wanted, lower, place, step_down
+from edgespec.devices.probe import Box, usable_cpus, usable_threads
 from edgespec.devices.profile import Profile
 from edgespec.devices.threads import Threads, split
 from edgespec.drafters import vocabulary
@@ -34,6 +36,8 @@ from edgespec.verifiers.fallback import FallbackVerifier, Place
 from edgespec.verifiers.isolated import IsolatedVerifier
 from edgespec.verifiers.llama import LlamaOptions, LlamaVerifier, check_file
 from edgespec.verifiers.llama_vocabulary import Vocabulary
+
+logger = logging.getLogger("edgespec")
 
 NO_MODEL = ("lookup", "none")
 UNUSABLE = (VocabularyMismatchError, BackendError, MissingDependencyError)
@@ -69,22 +73,30 @@ class Order:
         return self.draft != "none" and (self.mode is None or not isinstance(self.policy, (Fixed, Threshold)))
 
 
-def open_runtime(order: Order, owner: Owner) -> Runtime:
-    """On the owner's thread. Raises what loading raises; nothing stays open then."""
+def open_runtime(order: Order, owner: Owner, cancelled: Cancelled = never) -> Runtime:
+    """On the owner's thread. Raises what loading raises, and Interrupted if ``cancelled`` says so while rounds are
+    measured; nothing stays open then."""
     with ExitStack() as undo:
-        runtime = Opening(order, owner, undo).open()
+        runtime = Opening(order, owner, undo, cancelled).open()
         undo.pop_all()
         return runtime
 
 
 class Opening:
-    """One pair on its way."""
+    """One pair on its way.
 
-    def __init__(self, order: Order, owner: Owner, undo: ExitStack) -> None:
-        self.order, self.owner, self.undo = order, owner, undo
+    placement  what runs where, by what is known so far; from ``place`` on
+    """
+
+    def __init__(self, order: Order, owner: Owner, undo: ExitStack, cancelled: Cancelled = never) -> None:
+        self.order, self.owner, self.undo, self.cancelled = order, owner, undo, cancelled
         self.degraded = Degraded()
-        self.draft_owner = Owner(DRAFT_THREAD)
-        undo.callback(self.draft_owner.stop)
+        self.draft_owner = self._new_draft_owner()
+
+    def _new_draft_owner(self) -> Owner:
+        owner = Owner(DRAFT_THREAD)
+        self.undo.callback(owner.stop)
+        return owner
 
     def open(self) -> Runtime:
         order = self.order
@@ -95,9 +107,11 @@ class Opening:
         threads = self._threads(placement, found)
         verifier = self.open_verifier(placement, threads)
         tokenizer = Tokenizer(verifier.model)
-        drafter = self._open_drafter(placement, verifier, tokenizer, threads)
+        drafter = self._open_drafter(verifier, tokenizer, threads)
         if found is None and drafter is not None and order.needs_costs:
-            found, drafter = self._measure(verifier, drafter, placement, threads, box)
+            found, drafter = self._measure(verifier, drafter, threads, box)
+        if drafter is None:
+            self.draft_owner.stop()
         return Runtime(
             verifier,
             drafter,
@@ -107,7 +121,7 @@ class Opening:
             curves=_curves(found, drafter),
             degraded=self.degraded,
             max_ahead=order.profile.speculation.max_speculative_steps,
-            placement=placement.name,
+            placement=self.placement.name,
             verifier_name=order.options.path.name,
             draft_name=_draft_name(order.draft, drafter),
             owner=self.owner,
@@ -135,18 +149,24 @@ class Opening:
             providers=survey.draft_providers(order.profile, box),
             gain=min(found.gain, 1.0) if found is not None and found.mode == "plain" else None,
         )
-        placement = place(wanted, order.profile, box)
-        for step in placement.steps:
+        self.placement = place(wanted, order.profile, box)
+        for step in self.placement.steps:
             self.degraded.add(*step)
-        return placement
+        return self.placement
+
+    def _step_down(self, lower: Placement, reason: str) -> None:
+        self.degraded.add(*step_down(self.placement, lower, reason))
+        self.placement = lower
 
     def _threads(self, placement: Placement, found: Calibration | None) -> Threads:
         """As calibrated for the mode that runs; else by the rule."""
         order = self.order
         if found is not None and order.mode in (None, found.mode) and _drafts(placement):
             return found.threads
-        asked = (order.num_threads or side.threads or None for side in (order.profile.verifier, order.profile.draft))
-        asked_verifier, asked_draft = asked
+        said = None if order.num_threads is None else usable_threads(order.num_threads)
+        asked_verifier, asked_draft = (
+            said or side.threads or None for side in (order.profile.verifier, order.profile.draft)
+        )
         on_gpu = is_all_on_gpu(placement)
         return split(
             usable_cpus(),
@@ -172,37 +192,34 @@ class Opening:
         """Without layers on a GPU it is not to be touched at all, or it would keep some memory there."""
         layers = placement.num_gpu_layers
         options = replace(options, num_gpu_layers=layers, devices=options.devices if layers else ())
-        if self.order.workers or self.order.profile.verifier.isolate:
-            return IsolatedVerifier(options, self.order.workers)
-        return LlamaVerifier(options)
+        is_isolated = self.order.workers or self.order.profile.verifier.isolate
+        verifier = IsolatedVerifier(options, self.order.workers) if is_isolated else LlamaVerifier(options)
+        self.placement = replace(self.placement, num_gpu_layers=layers)
+        return verifier
 
-    def _open_drafter(
-        self, placement: Placement, verifier: FallbackVerifier, tokenizer: Tokenizer, threads: Threads
-    ) -> Drafter | None:
+    def _open_drafter(self, verifier: FallbackVerifier, tokenizer: Tokenizer, threads: Threads) -> Drafter | None:
         """What was placed; in mode auto lookup instead of a model of the pair's that cannot be used."""
+        placement, owner = self.placement, self.draft_owner
         if placement.drafter != "model":
             return LookupDrafter(verifier.num_slots) if placement.drafter == "lookup" else None
         try:
-            opened = self.draft_owner.submit(lambda: self.open_model(placement, verifier, tokenizer, threads))
-            drafter: Drafter = opened.result()
+            drafter: Drafter = owner.submit(lambda: self.open_model(placement, verifier, tokenizer, threads)).result()
         except UNUSABLE as error:
+            if placement.draft_provider != "cpu" and not isinstance(error, VocabularyMismatchError):
+                self._step_down(replace(placement, draft_provider="cpu"), str(error))
+                return self._open_drafter(verifier, tokenizer, threads)
             if self.order.is_own or self.order.mode is not None:
                 raise
-            return self._look_up(placement, verifier, str(error))
-        self.undo.callback(lambda: self.draft_owner.submit(drafter.close))
+            return self._look_up(verifier, str(error))
+        self.undo.callback(lambda: owner.submit(drafter.close))
         return drafter
 
     def open_model(self, placement: Placement, verifier: Verifier, tokenizer: Tokenizer, threads: Threads) -> Drafter:
         """On the drafter's thread."""
-        path = Path(self.order.draft)
-        if not path.exists():
-            raise ModelNotFoundError(
-                f"no draft model at {path}; give a draft folder or an .onnx file, or: lookup, none"
-            )
         from edgespec.drafters.onnx import OnnxDrafter
 
         drafter = OnnxDrafter.open(
-            path,
+            self.order.draft,
             num_ctx=verifier.num_ctx,
             num_threads=threads.draft,
             num_slots=verifier.num_slots,
@@ -217,21 +234,37 @@ class Opening:
             raise
         return drafter
 
-    def _look_up(self, placement: Placement, verifier: Verifier, reason: str) -> Drafter:
-        self.degraded.add(placement.kind, "lookup", reason)
+    def _look_up(self, verifier: Verifier, reason: str) -> Drafter:
+        self._step_down(replace(self.placement, drafter="lookup", draft_provider="cpu"), reason)
         return LookupDrafter(verifier.num_slots)
 
     # What pays
 
     def _measure(
-        self, verifier: FallbackVerifier, drafter: Drafter, placement: Placement, threads: Threads, box: Box
-    ) -> tuple[Calibration, Drafter]:
-        """The quick calibration; a model that does not pay makes way for lookup."""
-        found = calibration.quick(verifier, drafter, self.draft_owner.submit, self.key(box), threads)
+        self, verifier: FallbackVerifier, drafter: Drafter, threads: Threads, box: Box
+    ) -> tuple[Calibration | None, Drafter]:
+        """The quick calibration; a model that does not pay makes way for lookup. None where it fails: what rounds cost
+        is then learned as they run."""
+        key = self.key(box)
+        if not _is_model(drafter):
+            key = replace(key, draft="lookup")
+        try:
+            found = self._known_of_lookup(key) or calibration.quick(
+                verifier, drafter, self.draft_owner.submit, key, threads, cancelled=self.cancelled
+            )
+        except BackendError as error:
+            logger.warning("what rounds cost could not be measured: %s", error)
+            return None, drafter
         if self.order.mode is not None or found.mode != "plain" or not _is_model(drafter):
             return found, drafter
         self.draft_owner.submit(drafter.close)
-        return found, self._look_up(placement, verifier, found.reason)
+        self.draft_owner.stop()
+        self.draft_owner = self._new_draft_owner()  # a model that hangs is not to hold lookup up
+        return found, self._look_up(verifier, found.reason)
+
+    def _known_of_lookup(self, key: Key) -> Calibration | None:
+        """Where it drafts instead of a model."""
+        return calibration.load(key) if self.order.has_model and key.draft == "lookup" else None
 
 
 def check_files(order: Order) -> None:

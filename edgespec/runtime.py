@@ -116,7 +116,7 @@ class Runtime:
     mode, policy  what requests get that do not say otherwise; without a drafter the mode is plain
     curves        what rounds cost, measured; None: nobody knows, and no speedup is reported
     degraded      the steps down from how the pair was meant to run
-    placement     what runs where, for people
+    placement     what runs where, for people, as loaded; ``degraded`` has what came later
     max_ahead     most tokens a look-ahead drafts
     owner, draft_owner  the threads that opened the backends; None: new ones
     patience_s    without a sign of life for so long, the verifier is given up

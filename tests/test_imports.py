@@ -74,6 +74,52 @@ ALLOWED = {
         "edgespec.text",
         "edgespec.verifiers.base",
     },
+    "edgespec.survey": {
+        "edgespec.devices",
+        "edgespec.drafters.onnx_manifest",
+        "edgespec.drafters.onnx_providers",
+        "edgespec.errors",
+        "edgespec.verifiers",
+    },
+    "edgespec.doctor": {
+        "edgespec.doctor",
+        "edgespec.calibration",
+        "edgespec.devices",
+        "edgespec.drafters",
+        "edgespec.errors",
+        "edgespec.loading",
+        "edgespec.pairs",
+        "edgespec.paths",
+        "edgespec.survey",
+        "edgespec.text",
+        "edgespec.verifiers",
+    },
+    "edgespec.calibration": {
+        "edgespec.calibration",
+        "edgespec.core",
+        "edgespec.devices",
+        "edgespec.drafters.base",
+        "edgespec.engine",
+        "edgespec.errors",
+        "edgespec.paths",
+        "edgespec.verifiers",
+    },
+    "edgespec.bench": {
+        "edgespec.bench",
+        "edgespec.core",
+        "edgespec.degraded",
+        "edgespec.devices",
+        "edgespec.drafters",
+        "edgespec.engine",
+        "edgespec.errors",
+        "edgespec.loading",
+        "edgespec.opening",
+        "edgespec.owner",
+        "edgespec.paths",
+        "edgespec.runtime",
+        "edgespec.text",
+        "edgespec.verifiers",
+    },
     "quantize": {"quantize", "edgespec.devices", "edgespec.errors"},
     # Choosing a head needs text, and text needs the runtime's drafter and tokenizer.
     "quantize.head": {
@@ -148,7 +194,13 @@ def loaded_by(module: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["pairs", "runtime", "loading", "verifiers.canary", "verifiers.llama", "cli.run"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "pairs", "runtime", "opening", "loading", "survey", "doctor", "calibration", "bench", "verifiers.canary",
+        "verifiers.llama", "cli.run",
+    ],
+)  # fmt: skip
 def test_an_import_loads_neither_backend_nor_the_toolkit(module: str) -> None:
     loaded = loaded_by(f"edgespec.{module}")
     assert f"edgespec.{module}" in loaded

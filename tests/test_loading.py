@@ -14,10 +14,11 @@ from typing import Any
 import llama_cpp
 import pytest
 
-from edgespec import loading
+from edgespec import opening
 from edgespec.cli import main as entry
 from edgespec.core.policy import Fixed
 from edgespec.core.sequence import SamplingParams
+from edgespec.devices import probe
 from edgespec.drafters.onnx import OnnxDrafter
 from edgespec.errors import (
     EdgespecError,
@@ -28,7 +29,7 @@ from edgespec.errors import (
     UnknownPairError,
     VocabularyMismatchError,
 )
-from edgespec.loading import load
+from edgespec.loading import MIN_CONFIDENCE, load
 from edgespec.runtime import Runtime
 from edgespec.verifiers.llama import LlamaVerifier
 from quantize import build_draft
@@ -37,6 +38,7 @@ from tests.tiny import END_OF_TEXT, IM_END, TinyConfig, write_gguf, write_usual_
 PROMPTS = ("the cat and the hat", "in the sea", "andering " * 5)
 NEVER_ENDING = ((END_OF_TEXT, -100.0), (IM_END, -100.0))
 NUM_TOKENS = 64
+SURE = Fixed(7, MIN_CONFIDENCE)
 
 
 def params(temperature: float, max_tokens: int | None = NUM_TOKENS, seed: int = 3) -> SamplingParams:
@@ -44,8 +46,21 @@ def params(temperature: float, max_tokens: int | None = NUM_TOKENS, seed: int = 
 
 
 def open_tiny(verifier: Path, draft: Path | str | None = None, **options: Any) -> Runtime:
-    """One thread a side: on a busy box more would wait for each other."""
-    return load(verifier=verifier, draft=draft, num_threads=1, **options)
+    """Nothing of it depends on what the box is busy with: one thread a side, and a mode and a policy that need no
+    measurement."""
+    usual: dict[str, Any] = {"num_threads": 1, "mode": "sequential", "policy": SURE}
+    return load(verifier=verifier, draft=draft, **usual | options)
+
+
+def llama_verifier(runtime: Runtime) -> Any:
+    """The one in use."""
+    fallback: Any = runtime._verifier
+    return fallback.verifier
+
+
+def onnx_drafter(runtime: Runtime) -> Any:
+    thread: Any = runtime._drafter
+    return thread._drafter
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +91,7 @@ def test_sequential_gives_plains_tokens(tiny_gguf: Path, draft: Path, temperatur
             assert sequential.stats.rounds < NUM_TOKENS / 2 + 1
 
 
-@pytest.mark.parametrize("margin", [0.0, loading.DEFAULT_POLICY.min_confidence])
+@pytest.mark.parametrize("margin", [0.0, MIN_CONFIDENCE])
 @pytest.mark.parametrize("draft", ["own_folder", "usual_folder"], indirect=True)
 def test_a_draft_that_is_the_verifier_is_accepted(tiny_gguf: Path, draft: Path, margin: float) -> None:
     with open_tiny(tiny_gguf, draft, policy=Fixed(7, margin)) as runtime:
@@ -126,7 +141,7 @@ def test_a_verifier_alone_is_helped_by_lookup(tiny_gguf: Path) -> None:
 
 
 def test_without_a_draft_the_mode_is_plain(tiny_gguf: Path) -> None:
-    with open_tiny(tiny_gguf, "none") as runtime:
+    with open_tiny(tiny_gguf, "none", mode="auto") as runtime:
         assert (runtime.draft_name, runtime.mode) == ("none", "plain")
         assert runtime.generate(PROMPTS[0], params(0.0)).stats.drafted == 0
 
@@ -152,13 +167,24 @@ def test_several_threads_share_one_runtime(tiny_gguf: Path, own_folder: Path) ->
 def test_the_usable_cpus_reach_both_sides(
     tiny_gguf: Path, own_folder: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, got: int
 ) -> None:
-    monkeypatch.setattr(loading, "usable_cpus", lambda: 3)
-    with load(verifier=tiny_gguf, draft=own_folder, num_threads=asked) as runtime:
-        verifier: Any = runtime._verifier
-        drafter: Any = runtime._drafter
+    monkeypatch.setattr(opening, "usable_cpus", lambda: 3)
+    with open_tiny(tiny_gguf, own_folder, num_threads=asked) as runtime:
+        verifier, drafter = llama_verifier(runtime), onnx_drafter(runtime)
         assert llama_cpp.llama_n_threads(verifier._context) == got
         assert llama_cpp.llama_n_threads_batch(verifier._context) == got
         assert drafter._model._session.get_session_options().intra_op_num_threads == got
+
+
+def test_more_threads_than_cpus_are_not_started_and_that_is_told(
+    tiny_gguf: Path, own_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(opening, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(probe, "usable_cpus", lambda *_: 1)
+    with open_tiny(tiny_gguf, own_folder, num_threads=500) as runtime:
+        assert llama_cpp.llama_n_threads(llama_verifier(runtime)._context) == 1
+    assert [record.getMessage() for record in caplog.records if "500 threads" in record.getMessage()] == [
+        "500 threads asked for, but only 1 CPUs are usable: 1 are started"
+    ]
 
 
 # What cannot be loaded
@@ -187,7 +213,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def assert_no_owner_is_left() -> None:
     for thread in threading.enumerate():
-        if thread.name.startswith("edgespec-owner"):
+        if thread.name.startswith("edgespec-"):
             thread.join(10)
             assert not thread.is_alive()
 
@@ -219,10 +245,12 @@ def test_a_draft_of_another_vocabulary_is_refused_and_all_is_closed(
 
 
 def test_the_command_line_says_so_with_the_code_of_its_own(
-    tiny_gguf: Path, foreign: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_gguf: Path, foreign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = ["edgespec", "run", "a", "--verifier", str(tiny_gguf), "--draft", str(foreign), "--threads", "1"]
-    monkeypatch.setattr(sys, "argv", line)
+    profile = tmp_path / "cpu.toml"
+    profile.write_text("[verifier]\ngpu_layers = 0\n")
+    models = ["--verifier", str(tiny_gguf), "--draft", str(foreign)]
+    monkeypatch.setattr(sys, "argv", ["edgespec", "run", "a", *models, "--threads", "1", "--profile", str(profile)])
     with pytest.raises(SystemExit) as ended:
         entry.main()
     out, err = capsys.readouterr()

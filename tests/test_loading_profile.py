@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,32 @@ import llama_cpp
 import onnxruntime
 import pytest
 
-from edgespec import loading
-from edgespec.core.policy import DEFAULT_POLICY, Fixed
+from edgespec import loading, opening
+from edgespec.calibration import measuring
+from edgespec.core.policy import DEFAULT_POLICY, Fixed, Goodput, Policy, Threshold
 from edgespec.devices.profile import Draft, Profile, Serving, Speculation, Verifier, as_toml
-from edgespec.drafters import onnx_session
+from edgespec.drafters import onnx_providers, onnx_session
 from edgespec.errors import MissingDependencyError, ParameterError, ProfileError
-from edgespec.loading import NO_PROFILE, choose_profile, load
+from edgespec.loading import MIN_CONFIDENCE, NO_PROFILE, choose_profile, load, profiled_policy
 from edgespec.runtime import Runtime
 from edgespec.verifiers.canary import MODEL
 from edgespec.verifiers.llama import LlamaOptions, LlamaVerifier
+from tests.devices.boxes import LAPTOP, workstation
+from tests.test_loading import llama_verifier, onnx_drafter
 
 DEVICE = Profile(
     "device",
     draft=Draft(threads=1),
     verifier=Verifier(gpu_layers=0, threads=2, flash_attention="on", split_mode="none"),
-    speculation=Speculation(num_candidates=3, mode="plain"),
+    speculation=Speculation(num_candidates=3, mode="sequential", policy="fixed"),
     serving=Serving(context=99),
 )
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured matters to no test here."""
+    monkeypatch.setattr(measuring, "QUICK_S", 0.05)
 
 
 @pytest.fixture
@@ -46,22 +56,20 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[LlamaOptions]:
 
 def threads(runtime: Runtime) -> tuple[int, int]:
     """Of the verifier and of the draft model."""
-    verifier: Any = runtime._verifier
-    drafter: Any = runtime._drafter
-    session = drafter._model._session.get_session_options()
-    return llama_cpp.llama_n_threads(verifier._context), session.intra_op_num_threads
+    session = onnx_drafter(runtime)._model._session.get_session_options()
+    return llama_cpp.llama_n_threads(llama_verifier(runtime)._context), session.intra_op_num_threads
 
 
 def test_a_profile_by_path_reaches_both_sides(
     tiny_gguf: Path, own_folder: Path, asked: list[LlamaOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "usable_cpus", lambda: 8)
+    monkeypatch.setattr(opening, "usable_cpus", lambda: 8)
     path = tmp_path / "device.toml"
     path.write_text(as_toml(DEVICE), encoding="utf-8")
     with load(verifier=tiny_gguf, draft=own_folder, profile=str(path)) as runtime:
         assert threads(runtime) == (2, 1)
-        assert (runtime.num_ctx, runtime.mode) == (99, "plain")
-        assert runtime.policy == Fixed(3, DEFAULT_POLICY.min_confidence)
+        assert (runtime.num_ctx, runtime.mode) == (99, "sequential")
+        assert runtime.policy == Fixed(3, MIN_CONFIDENCE)
     (options,) = asked
     assert (options.num_gpu_layers, options.flash_attention, options.split_mode) == (0, True, "none")
 
@@ -69,45 +77,45 @@ def test_a_profile_by_path_reaches_both_sides(
 def test_a_profile_takes_no_more_threads_than_there_are_cpus(
     tiny_gguf: Path, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(opening, "usable_cpus", lambda: 1)
     with load(verifier=tiny_gguf, draft=own_folder, profile=DEVICE) as runtime:
         assert threads(runtime) == (1, 1)
 
 
 def test_what_is_said_wins(tiny_gguf: Path, own_folder: Path) -> None:
-    said: dict[str, Any] = {"num_ctx": 80, "num_threads": 1, "mode": "sequential", "policy": Fixed(5, 0.1)}
+    said: dict[str, Any] = {"num_ctx": 80, "num_threads": 1, "mode": "overlapped", "policy": Fixed(5, 0.1)}
     with load(verifier=tiny_gguf, draft=own_folder, profile=DEVICE, **said) as runtime:
         assert threads(runtime) == (1, 1)
-        assert (runtime.num_ctx, runtime.mode, runtime.policy) == (80, "sequential", Fixed(5, 0.1))
+        assert (runtime.num_ctx, runtime.mode, runtime.policy) == (80, "overlapped", Fixed(5, 0.1))
 
 
 def test_without_a_profile_all_is_as_it_was(
     tiny_gguf: Path, own_folder: Path, asked: list[LlamaOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "usable_cpus", lambda: 2)
-    with load(verifier=tiny_gguf, draft=own_folder) as runtime:
+    monkeypatch.setattr(opening, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(opening.survey, "look_at_box", lambda _: LAPTOP)
+    with load(verifier=tiny_gguf, draft=own_folder, mode="sequential") as runtime:
         assert threads(runtime) == (2, 2)
         assert (runtime.num_ctx, runtime.mode, runtime.policy) == (256, "sequential", DEFAULT_POLICY)
-    assert asked == [LlamaOptions(tiny_gguf, 2, use_extra_bufts=asked[0].use_extra_bufts)]
+    extra = asked[0].use_extra_bufts
+    assert asked == [LlamaOptions(tiny_gguf, 2, num_gpu_layers=0, devices=(), use_extra_bufts=extra)]
 
 
-def test_every_verifier_key_reaches_its_option(asked: list[LlamaOptions], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the canary, whose heads are wide enough for quantized caches."""
-    monkeypatch.setattr(loading, "usable_cpus", lambda: 8)
+def test_every_verifier_key_reaches_its_option(asked: list[LlamaOptions]) -> None:
+    """By the canary, whose heads are wide enough for quantized caches. Threads are decided later, with the draft's."""
     chosen = Verifier(
         gpu_layers=5,
-        threads=2,
         kv_type_k="q8_0",
         kv_type_v="q4_0",
         split_mode="row",
         tensor_split=(2.0, 1.0),
         main_gpu=0,
     )
-    options = loading._verifier_options(MODEL, Profile("", verifier=chosen), None, None)
+    options = loading._verifier_options(MODEL, Profile("", verifier=chosen), None, 1)
     LlamaVerifier(options).close()
     assert asked == [
         LlamaOptions(
-            MODEL, 2, num_gpu_layers=5, kv_type_k="q8_0", kv_type_v="q4_0", split_mode="row", tensor_split=(2.0, 1.0)
+            MODEL, 1, num_gpu_layers=5, kv_type_k="q8_0", kv_type_v="q4_0", split_mode="row", tensor_split=(2.0, 1.0)
         )
     ]
 
@@ -115,6 +123,21 @@ def test_every_verifier_key_reaches_its_option(asked: list[LlamaOptions], monkey
 def test_a_context_beyond_what_the_model_was_trained_on_is_not_taken_from_a_profile(tiny_gguf: Path) -> None:
     with load(verifier=tiny_gguf, draft="none", profile=Profile("", serving=Serving(context=8192))) as runtime:
         assert runtime.num_ctx == 256
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_candidates", "expected"),
+    [
+        ("goodput", 5, Goodput()),
+        ("fixed", 5, Fixed(5, MIN_CONFIDENCE)),
+        ("fixed", 0, Fixed(0, MIN_CONFIDENCE)),
+        ("threshold", 5, Threshold(5)),
+        ("threshold", 0, Threshold(3)),
+        ("threshold", 32, Threshold(8)),
+    ],
+)
+def test_a_profile_names_the_policy(policy: str, num_candidates: int, expected: Policy) -> None:
+    assert profiled_policy(Profile("", speculation=Speculation(num_candidates, policy=policy))) == expected
 
 
 def test_profiles_that_are_not_there_or_not_right(tiny_gguf: Path, tmp_path: Path) -> None:
@@ -125,11 +148,30 @@ def test_profiles_that_are_not_there_or_not_right(tiny_gguf: Path, tmp_path: Pat
         load(verifier=tiny_gguf, draft="none", profile=str(tmp_path / "bad.toml"))
 
 
-def test_a_gpu_provider_that_is_not_there_is_named(tiny_gguf: Path, own_folder: Path) -> None:
+ON_CUDA = Profile("", draft=Draft(provider="cuda"), verifier=Verifier(gpu_layers=0))
+
+
+@pytest.mark.parametrize(
+    ("num_cards", "reason"),
+    [
+        (0, "ONNX Runtime cannot use CUDA here; install onnxruntime-gpu"),
+        (1, r"cannot use the provider 'cuda'.*CPUExecutionProvider; install"),
+    ],
+)
+def test_a_gpu_provider_that_is_not_there_is_named_and_the_cpu_drafts(
+    tiny_gguf: Path, own_folder: Path, monkeypatch: pytest.MonkeyPatch, num_cards: int, reason: str
+) -> None:
+    """Also where a card is there and the library lists CUDA: it shows when it is used."""
     if _has_cuda(own_folder):
         pytest.skip("ONNX Runtime runs on CUDA here")
-    with pytest.raises(MissingDependencyError, match=r"cannot use the provider 'cuda'.*CPUExecutionProvider; install"):
-        load(verifier=tiny_gguf, draft=own_folder, profile=Profile("", draft=Draft(provider="cuda")), num_threads=1)
+    monkeypatch.setattr(opening.survey, "look_at_box", lambda _: workstation(num_cards=num_cards))
+    monkeypatch.setattr(opening.survey, "providers", lambda: (onnx_providers.CUDA, onnx_providers.CPU))
+    with load(verifier=tiny_gguf, draft=own_folder, profile=ON_CUDA, num_threads=1, mode="sequential") as runtime:
+        (step,) = runtime.degraded.as_list()
+        assert (step["from"], step["to"], runtime.placement) == ("reverse", "one device", "one device")
+        assert re.search(reason, step["reason"])
+        assert runtime.draft_name == own_folder.name
+        assert onnx_drafter(runtime)._model._session.get_providers() == [onnx_providers.CPU]
 
 
 @pytest.mark.parametrize(("provider", "error"), [("cuda", MissingDependencyError), ("tpu", ParameterError)])
@@ -165,7 +207,9 @@ def pair_made_for(profile: str, folder: Path, verifier: Path, draft: Path) -> st
 
 
 def test_a_pair_runs_with_the_profile_it_was_made_for(tiny_gguf: Path, own_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text("[serving]\ncontext = 64\n[speculation]\nnum_candidates = 2\n")
+    (tmp_path / "mine.toml").write_text(
+        "[serving]\ncontext = 64\n[speculation]\nnum_candidates = 2\npolicy = 'fixed'\n"
+    )
     profile = str(tmp_path / "mine.toml")
     pair = pair_made_for(profile, tmp_path / "pair", tiny_gguf, own_folder)
     with load(pair, num_threads=1) as runtime:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import collections.abc as abc
 import math
+from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ Floats = NDArray[np.float64]
 MAX_S = 3600.0  # nothing here takes longer: what claims to is a clock that jumped
 _MIN_S = 1e-9
 _OVERHEAD_SHARE = 0.1  # how far one measurement moves the overhead
+_MAX_READ = 512
 # Reading text that is there already goes in chunks: a token of it costs this much of a drafted one.
 _READ = 0.13
 
@@ -127,6 +129,7 @@ class Costs:
         self._verify = Drift(curves.widths)
         self._draft = Drift(curves.batches) if curves.batches else None
         self._num_baselines = self._age = 0
+        self._read: deque[int] = deque(maxlen=_MAX_READ)
 
     @property
     def has_drafter(self) -> bool:
@@ -140,9 +143,11 @@ class Costs:
     def wants_baseline(self, gain: float) -> bool:
         """Whether a round without a draft is due, lest nobody knows any more what plain decoding costs.
 
-        gain  the speedup that depends on it: the greater it is, the less an error matters and the more the round costs
+        gain  the speedup that depends on it. Half a percent of the time may go into it: where much is gained a round
+              without a draft costs much, and an error matters little
         """
-        return bool(self._age >= min(4 * 4**self._num_baselines, 128) * gain**3)
+        early = 8 * gain * 4 ** min(self._num_baselines, 8)
+        return bool(self._age >= min(early, max(8.0, 200 * (gain - 1))))
 
     def verify_s(self, width: float, depth: float = 0) -> float:
         """One verification of ``width`` rows, all sequences together, ``depth`` tokens in the cache."""
@@ -224,8 +229,11 @@ class Costs:
             self._age, self._num_baselines = 0, self._num_baselines + 1
 
     def _observe_draft(self, drafted: list[Round], alone: bool) -> None:
+        # A drafter that was not asked the round before has to read first, which takes it who knows how long.
+        has_read = all(round_.draft.start in self._read for round_ in drafted)
+        self._read.extend(round_.draft.start + len(round_.tokens) for round_ in drafted)
         draft_s = max((round_.draft_s for round_ in drafted), default=0.0)
-        if self._draft is None or not _MIN_S < draft_s < MAX_S:
+        if self._draft is None or not has_read or not _MIN_S < draft_s < MAX_S:
             return
         hidden = max(0.0, min(1.0, max(round_.hidden_s for round_ in drafted) / draft_s))
         slower = 1.0 + hidden * (self.overlap.draft - 1.0)
@@ -285,9 +293,10 @@ class Drift:
     def observe(self, point: float, ratio: float) -> None:
         """What was measured at ``point`` over what was expected there; both finite, above 0."""
         error = math.log(ratio)
-        if abs(error) > self._STRANGE and not self._believe():
+        if abs(error) <= self._STRANGE:
+            self._num_strange = 0
+        elif not self._believe(error):
             return
-        self._num_strange = 0
         where = self._where(point)
         self._covariance += self._moves
         spread = self._covariance @ where
@@ -296,13 +305,12 @@ class Drift:
         self._covariance -= np.outer(gain, spread)
         self.factors = np.exp(np.clip(self._state[0] + self._state[1:], -12.0, 12.0))
 
-    def _believe(self) -> bool:
-        """Whether so many strange times came one after the other that the box must have changed."""
+    def _believe(self, error: float) -> bool:
+        """Whether so many strange times came one after the other that the box must have changed, and all is open."""
         self._num_strange += 1
-        if self._num_strange < self._PATIENCE:
-            return False
-        self._covariance = self._unknown.copy()
-        return True
+        if self._num_strange == self._PATIENCE:
+            self._covariance = self._unknown * error**2
+        return self._num_strange >= self._PATIENCE
 
     def _where(self, point: float) -> Floats:
         """How much of the common drift and of each point's error there is in a time measured at ``point``."""

@@ -127,12 +127,13 @@ class _Forecast:
         else:
             seconds = verify_s + step_s * num_steps
         self.seconds: Floats = seconds + costs.overhead_s
-        self.plain_s = float(self.seconds[0, 0])
+        # No box takes longer for one row than for more: where it seems to, one of the two was measured badly.
+        self.plain_s = float(by_width.min()) + costs.overhead_s
         self.gains: Floats = self.tokens * self.plain_s / self.seconds
 
     @property
     def best_gain(self) -> float:
-        return float(self.gains.max())
+        return max(1.0, float(self.gains.max()))
 
     def best(self, first: int) -> tuple[int, int]:
         """The threshold's index and the length, ``first`` or more, that gain the most."""
@@ -185,9 +186,14 @@ def _probe(
     # No shorter than what could pay: a token alone may cost more than it is worth where more of them do not. And not
     # only what is all but certain: that would say nothing about the rest.
     length = int((perfect.gains[0] >= _WORTHWHILE).argmax())
-    row = min(row, max(0, int((forecast.drafted[:, 1] >= 0.5).sum()) - 1))
+    row = min(row, _frequent(forecast.drafted[:, 1]))
     affordable = _PROBES * track.quiet * forecast.plain_s >= forecast.loss_s(row, length) + read_s
     return row, length if affordable else 0
+
+
+def _frequent(drafted: Floats) -> int:
+    """The index of the highest threshold that at least half of the tokens pass, whose chances ``drafted`` has."""
+    return max(0, int((drafted >= 0.5).sum()) - 1)
 
 
 def _demanded(track: Track, threshold: float) -> float:
@@ -206,7 +212,7 @@ class _Spread(NamedTuple):
 
 def _spread(tracks: abc.Sequence[Track], costs: Costs, max_length: int, overlapped: bool) -> list[Plan]:
     """Spread the rows of one verification where they promise most; among equals another one is first every round."""
-    first = sum(track.num_rounds for track in tracks) % len(tracks)
+    first = tracks[0].num_rounds % len(tracks)
     turned = [*tracks[first:], *tracks[:first]]
     plans = _spread_turned(turned, costs, max_length, overlapped)
     return [*plans[len(plans) - first :], *plans[: len(plans) - first]]
@@ -225,14 +231,11 @@ def _spread_turned(tracks: abc.Sequence[Track], costs: Costs, max_length: int, o
         best = table.spread(ready & worth)
     if best.gain < _WORTHWHILE:
         best = _Spread([0] * len(tracks), best.row, 1.0, len(tracks))
+    plans = [Plan(length, EDGES[best.row]) if length else Plan(0) for length in best.lengths]
     for i, track in enumerate(tracks):
-        if ready[i] and not best.lengths[i]:
-            best.lengths[i] = table.probe(track, i, best, reads_s[i])
-    threshold = EDGES[best.row]
-    return [
-        Plan(length, _demanded(track, threshold)) if length else Plan(0)
-        for track, length in zip(tracks, best.lengths, strict=True)
-    ]
+        if ready[i] and not plans[i].length:
+            plans[i] = table.probe(track, i, best, reads_s[i])
+    return [plan._replace(min_confidence=_demanded(track, plan[1])) for plan, track in zip(plans, tracks, strict=True)]
 
 
 class _Table:
@@ -275,21 +278,21 @@ class _Table:
             gains.append(float((widths * self.plain_s / (self._num * seconds)).max()))
         return max(gains)
 
-    def probe(self, track: Track, place: int, best: _Spread, read_s: float) -> int:
+    def probe(self, track: Track, place: int, best: _Spread, read_s: float) -> Plan:
         """As ``_probe``, for one of several: a token of one is worth its share of the time of all."""
+        drafted, accepted = self._drafted[:, 0, place], self._accepted[:, 0, place]
+        row = _frequent(drafted)
         share_s = self.plain_s / self._num
         num_drafted, num_accepted = track.last
-        if num_accepted and num_accepted * share_s >= self._extra_s(best, num_drafted):
-            return min(2 * num_accepted, _MAX_FOLLOW_UP, int(self._drafted.shape[1]))
-        drafted, accepted = self._drafted[best.row, 0, place], self._accepted[best.row, 0, place]
-        loss_s = drafted * self._extra_s(best, 1) - accepted * share_s + read_s
-        return 1 if _PROBES * track.quiet * share_s >= loss_s else 0
+        if num_accepted and num_accepted * share_s >= self._extra_s(best, num_drafted, num_drafted):
+            return Plan(min(2 * num_accepted, _MAX_FOLLOW_UP, int(self._drafted.shape[1])), EDGES[row])
+        loss_s = self._extra_s(best, float(drafted[row]), 1) - float(accepted[row]) * share_s + read_s
+        return Plan(1, EDGES[row]) if _PROBES * track.quiet * share_s >= loss_s else Plan(0)
 
-    def _extra_s(self, best: _Spread, length: int) -> float:
-        """Seconds that a draft adds to a round."""
-        before, after = self._costs.verify_many(np.array([best.width, best.width + length]), self._depth)
-        more_steps = max(0, length - max(best.lengths))
-        return float(after - before) + self._costs.draft_s(more_steps, 1)
+    def _extra_s(self, best: _Spread, num_rows: float, num_steps: int) -> float:
+        """Seconds that a draft of one more sequence adds to a round."""
+        before, after = self._costs.verify_many(np.array([best.width, best.width + num_rows]), self._depth)
+        return float(after - before) + self._costs.draft_s(max(0, num_steps - max(best.lengths)))
 
     def _seconds(self, widths: Floats, num_steps: Floats, num_drafting: Floats) -> Floats:
         costs, shape = self._costs, widths.shape

@@ -175,7 +175,7 @@ class Track:
         right = mass * self.by_confidence
         passing, passing_right = _from_the_end(mass), _from_the_end(right)
         rates = (passing_right / passing)[:, None] * self._by_position(max_length)
-        passes = np.repeat(passing[:, None], max_length, axis=1)
+        passes = np.repeat((passing / passing[0])[:, None], max_length, axis=1)
         if self._uniform:
             passes[:, 1:] = 1.0
         drafted, accepted = _chain(passes), _chain(passes * np.minimum(rates, _SURE))
@@ -234,7 +234,7 @@ class Rates:
         if self._rates is None:
             common = (self._all_right + self._worth) / (self._all_expected + self._worth)
             expected = np.minimum(self._beliefs * common, _SURE)
-            self._rates = (self._right + _BIN_WORTH * expected) / (self._num + _BIN_WORTH)
+            self._rates = np.minimum((self._right + _BIN_WORTH * expected) / (self._num + _BIN_WORTH), _SURE)
         return self._rates
 
     def observe(self, kind: int, right: bool) -> None:

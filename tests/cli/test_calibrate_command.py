@@ -112,7 +112,6 @@ def test_a_calibration_that_is_not_one_is_measured_anew(
         (("--threads", "0"), "--threads"),
         (("--threads", "-3"), "--threads"),
         (("--rpc", "nonsense"), "nonsense"),
-        (("--rpc", "127.0.0.1:1"), "127.0.0.1:1"),
         (("--context", "0"), "context"),
         (("--draft", "missing.onnx"), "missing.onnx"),
         (("--draft", ""), "draft"),

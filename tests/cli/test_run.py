@@ -6,6 +6,7 @@ import io
 import json
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import numpy as np
 import pytest
 
 from edgespec.cli import run as command
-from edgespec.core.policy import DEFAULT_POLICY, Fixed
+from edgespec.core.costs import Curves, Overlap
+from edgespec.core.policy import DEFAULT_POLICY, Fixed, Policy, Threshold
 from edgespec.core.sequence import SamplingParams
+from edgespec.degraded import Degraded
 from edgespec.devices.profile import Profile
 from edgespec.errors import EdgespecError, MissingDependencyError
+from edgespec.loading import MIN_CONFIDENCE
 from edgespec.runtime import Runtime
 from edgespec.text.chat import Message
 from tests.cli.terminal import run_command
@@ -24,8 +28,15 @@ from tests.fakes import END, LETTERS, FakeDrafter, FakeTokenizer, FakeVerifier
 
 JSON_KEYS = {
     "text", "finish_reason", "prompt_tokens", "completion_tokens", "rounds", "drafted", "accepted", "acceptance_rate",
-    "tokens_per_s", "ttft_s", "mode", "draft", "verifier",
+    "tokens_per_round", "tokens_per_s", "ttft_s", "speedup", "draft_s", "hidden_s", "verify_s", "mode", "placement",
+    "degraded", "draft", "verifier", "seed",
 }  # fmt: skip
+CURVES = Curves((1, 8), (0,), ((0.01, 0.02),), (1,), (0.001,), Overlap())
+
+
+def slow_alphabet(tokens: Any) -> np.ndarray:
+    time.sleep(0.001)
+    return alphabet(tokens)
 
 
 def alphabet(tokens: Any) -> np.ndarray:
@@ -53,18 +64,24 @@ class Terminal:
         self.options: dict[str, Any] = {}
         self.logits: Any = alphabet
         self.num_ctx = 64
+        self.curves: Curves | None = None
+        self.degraded = Degraded()
 
     def load(self, pair: Any, verifier: Any, draft: Any, **options: Any) -> Runtime:
         self.loaded.append((pair, verifier, draft))
         self.options = options
+        alone = draft == "none" or options["mode"] == "plain"
         return Runtime(
             FakeVerifier(num_ctx=self.num_ctx, logits=self.logits),
-            None if draft == "none" else FakeDrafter(logits=self.logits),
+            None if alone else FakeDrafter(logits=self.logits),
             FakeTokenizer(),  # type: ignore[arg-type]
-            mode=options["mode"],
+            mode="sequential" if options["mode"] == "auto" else options["mode"],
             policy=options["policy"],
+            curves=self.curves,
+            degraded=self.degraded,
+            placement="one device",
             verifier_name="fake.gguf",
-            draft_name="none" if draft == "none" else "fake",
+            draft_name="none" if alone else "fake",
         )
 
     def __call__(self, *arguments: str, stdin: bytes = b"", terminal: bool = False) -> tuple[int, str, str]:
@@ -88,14 +105,43 @@ def test_stdout_is_the_answer_and_stderr_the_rest(edgespec: Terminal) -> None:
 
 
 def test_json_is_one_object_on_stdout(edgespec: Terminal) -> None:
+    edgespec.logits = slow_alphabet
     code, out, err = edgespec("run", "abc", "--temperature", "0", "--json", "--draft-length", "3")
     content = json.loads(out)
     assert (code, err, out.count("\n")) == (0, "", 1)
-    assert set(content) >= JSON_KEYS
+    assert set(content) == JSON_KEYS
     assert (content["text"], content["finish_reason"], content["mode"]) == ("defghij", "stop", "sequential")
     assert (content["prompt_tokens"], content["completion_tokens"], content["rounds"]) == (3, 8, 2)
     assert content["acceptance_rate"] == content["accepted"] / content["drafted"] == 1.0
     assert (content["draft"], content["verifier"]) == ("fake", "fake.gguf")
+    assert (content["placement"], content["degraded"], content["speedup"]) == ("one device", [], None)
+    assert content["verify_s"] > 0.0
+    assert content["draft_s"] > content["hidden_s"] == 0.0
+
+
+def test_a_speedup_is_told_where_costs_are_known(edgespec: Terminal) -> None:
+    line = ("run", "abc", "--temperature", "0", "--draft-length", "3")
+    assert " x plain" not in edgespec(*line)[2]
+    edgespec.curves = CURVES
+    assert json.loads(edgespec(*line, "--json")[1])["speedup"] > 0
+    assert " x plain | sequential, draft fake" in edgespec(*line)[2]
+
+
+def test_steps_down_are_logged_and_in_json(edgespec: Terminal) -> None:
+    edgespec.degraded.add("hybrid", "one device", "the GPU is gone")
+    code, out, _ = edgespec("run", "abc", "--temperature", "0", "--json")
+    step = {"from": "hybrid", "to": "one device", "reason": "the GPU is gone"}
+    assert (code, json.loads(out)["degraded"]) == (0, [step])
+
+
+def test_overlapped_says_what_was_hidden(edgespec: Terminal) -> None:
+    line = ("run", "abc", "--temperature", "0", "--draft-length", "2", "--mode", "overlapped")
+    code, out, err = edgespec(*line)
+    assert (code, out) == (0, "defghij\n")
+    assert "overlapped, draft fake" in err
+    content = json.loads(edgespec(*line, "--json")[1])
+    assert content["mode"] == "overlapped"
+    assert 0.0 <= content["hidden_s"] <= content["draft_s"]
 
 
 def test_the_prompt_comes_from_stdin_a_file_or_both(edgespec: Terminal, tmp_path: Path) -> None:
@@ -176,7 +222,8 @@ def test_plain_mode_loads_no_draft(edgespec: Terminal) -> None:
     code, out, _ = edgespec("run", "abc", "--mode", "plain", "--temperature", "0", "--json")
     assert (code, json.loads(out)["mode"], json.loads(out)["draft"]) == (0, "plain", "none")
     assert edgespec("run", "abc", "--draft", "none", "--json", "--temperature", "0")[0] == 0
-    assert edgespec.loaded == [(None, None, "none")] * 2
+    assert edgespec.loaded == [(None, None, None), (None, None, "none")]
+    assert edgespec.options["mode"] == "auto"
 
 
 def test_pair_verifier_and_draft_reach_load(edgespec: Terminal) -> None:
@@ -187,24 +234,54 @@ def test_pair_verifier_and_draft_reach_load(edgespec: Terminal) -> None:
     assert edgespec.options["policy"] == DEFAULT_POLICY
     edgespec("run", "abc", "--draft-length", "3", "--min-confidence", "0.5")
     assert edgespec.options["policy"] == Fixed(3, 0.5)
+    assert edgespec.options["workers"] == ()
+    edgespec("run", "abc", "--rpc", "10.0.0.7:50052", "--rpc", "other:1")
+    assert edgespec.options["workers"] == ("10.0.0.7:50052", "other:1")
 
 
-SLOW_BOX = "[speculation]\nmode = 'plain'\nnum_candidates = 4\n"
+@pytest.mark.parametrize(
+    ("line", "policy"),
+    [
+        ("", DEFAULT_POLICY),
+        ("--policy goodput", DEFAULT_POLICY),
+        ("--policy threshold", Threshold(7)),
+        ("--policy fixed", Fixed(7, MIN_CONFIDENCE)),
+        ("--draft-length 0", Fixed(0, MIN_CONFIDENCE)),
+        ("--draft-length 12", Fixed(12, MIN_CONFIDENCE)),
+        ("--min-confidence 0", Fixed(7, 0.0)),
+        ("--policy fixed --draft-length 2 --min-confidence 1.5", Fixed(2, 1.5)),
+    ],
+)
+def test_options_of_the_draft_length(edgespec: Terminal, line: str, policy: Policy) -> None:
+    code, _, err = edgespec("run", "abc", *shlex.split(line))
+    assert (code, edgespec.options["policy"]) == (0, policy), err
+
+
+@pytest.mark.parametrize("mode", ["auto", "plain", "sequential", "overlapped"])
+def test_the_mode_reaches_load(edgespec: Terminal, mode: str) -> None:
+    assert edgespec("run", "abc", "--mode", mode)[0] == 0
+    assert edgespec.options["mode"] == mode
+
+
+SLOW_BOX = "[speculation]\nmode = 'plain'\npolicy = 'fixed'\nnum_candidates = 4\n"
 
 
 @pytest.mark.parametrize(
     ("line", "mode", "policy", "draft"),
     [
-        ("", "plain", Fixed(4, DEFAULT_POLICY.min_confidence), "none"),
-        ("--mode sequential", "sequential", Fixed(4, DEFAULT_POLICY.min_confidence), None),
-        ("--draft d", "sequential", Fixed(4, DEFAULT_POLICY.min_confidence), "d"),
-        ("--draft d --mode plain", "plain", Fixed(4, DEFAULT_POLICY.min_confidence), "none"),
-        ("--draft-length 2", "plain", Fixed(2, DEFAULT_POLICY.min_confidence), "none"),
+        ("", "plain", Fixed(4, MIN_CONFIDENCE), None),
+        ("--mode sequential", "sequential", Fixed(4, MIN_CONFIDENCE), None),
+        ("--draft d", "auto", Fixed(4, MIN_CONFIDENCE), "d"),
+        ("--draft d --mode plain", "plain", Fixed(4, MIN_CONFIDENCE), "d"),
+        ("--draft-length 2", "plain", Fixed(2, MIN_CONFIDENCE), None),
+        ("--draft none", "plain", Fixed(4, MIN_CONFIDENCE), "none"),
         ("--mode sequential --min-confidence 0", "sequential", Fixed(4, 0.0), None),
+        ("--mode auto --policy goodput", "auto", DEFAULT_POLICY, None),
+        ("--policy threshold", "plain", Threshold(4), None),
     ],
 )
 def test_a_profile_gives_what_no_option_says(
-    edgespec: Terminal, tmp_path: Path, line: str, mode: str, policy: Fixed, draft: str | None
+    edgespec: Terminal, tmp_path: Path, line: str, mode: str, policy: Policy, draft: str | None
 ) -> None:
     path = tmp_path / "slow.toml"
     path.write_text(SLOW_BOX, encoding="utf-8")
@@ -218,7 +295,7 @@ def test_a_profile_gives_what_no_option_says(
 def test_without_a_profile_the_options_are_profiles_own_defaults(edgespec: Terminal) -> None:
     edgespec("run", "abc")
     assert edgespec.options["profile"] == Profile("none")
-    assert (edgespec.options["mode"], edgespec.options["policy"]) == ("sequential", DEFAULT_POLICY)
+    assert (edgespec.options["mode"], edgespec.options["policy"]) == ("auto", DEFAULT_POLICY)
 
 
 def test_check_lossless_reports_on_stderr_and_in_json(edgespec: Terminal) -> None:
@@ -289,7 +366,9 @@ BAD = {
     "a --max-tokens 0": 2, "a --seed -3": 2, "a --stop ''": 2, "a --draft-length -1": 2, "a --draft-length x": 2,
     "a --min-confidence -1": 2, "a --min-confidence nan": 2,
     "a --rule best": 2, "a --mode fast": 2, "a --nonsense": 2, "a b": 2, "-i --json": 2, "a --raw --system b": 2,
-    "a --mode sequential --draft none": 2, "--file /does/not/exist": 5, "--file /": 5,
+    "a --mode sequential --draft none": 2, "a --mode overlapped --draft none": 2, "a --policy best": 2,
+    "a --policy goodput --draft-length 3": 2, "a --policy threshold --draft-length 3": 2, "a --draft-length 33": 2,
+    "a --policy goodput --min-confidence 1": 2, "a --policy threshold --min-confidence 0": 2, "--file /does/not/exist": 5, "--file /": 5,
     "a --rule rejection --check-lossless": 2, "a --profile nothing": 14, "a --profile /no/such.toml": 14,
     "a --profile ''": 14,
 }  # fmt: skip

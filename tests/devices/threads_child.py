@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,13 +22,15 @@ from edgespec.owner import Owner
 from edgespec.verifiers.base import ScoreRequest
 from edgespec.verifiers.llama import LlamaOptions, LlamaVerifier
 
-NUM_ROUNDS = 30
+NUM_ROUNDS = 20
 BUSY_SHARE = 0.2  # of the time of the thread that worked most: what others did meanwhile is less
+STILL_S = 0.1  # OpenMP's threads wait some milliseconds
 TASKS = Path("/proc/self/task")
 
 
 def worked() -> dict[str, int]:
-    """Nanoseconds every thread of this process has run."""
+    """Nanoseconds every thread of this process has run, once those are still that wait for more work actively."""
+    time.sleep(STILL_S)
     found = {}
     for task in TASKS.iterdir():
         try:

@@ -75,6 +75,14 @@ def test_both_at_once_may_pay_where_taking_turns_does_not() -> None:
     assert advise(turns, curves(*verify, step_ms=8.0, overlap=Overlap())).mode == "overlapped"
 
 
+def test_both_at_once_must_pay_since_a_part_of_the_cpus_is_slower_where_nothing_is_drafted() -> None:
+    verify = (10.0, 30.0, 31.0, 32.0, 33.0, 34.0)
+    turns, together = curves(*verify, step_ms=6.0), curves(*[2.1 * ms for ms in verify], step_ms=1.0, overlap=Overlap())
+    assert speedup(turns, 0.01) < 1.0 < speedup(turns, 0.01, 1.0)
+    assert speedup(turns, 0.01) < speedup(together, 0.01, overlapped=True) < 1.03
+    assert advise(turns, together).mode == "sequential"
+
+
 def test_plain_is_what_the_better_threads_can_do() -> None:
     busy, quiet = curves(90.0, step_ms=10.0), curves(20.0, step_ms=10.0, overlap=Overlap())
     assert plain_s(busy, quiet) == plain_s(quiet) == pytest.approx(0.02)
