@@ -30,6 +30,7 @@ from tests.test_loading_profile import pair_made_for
 
 CPU = Profile("cpu", verifier=Verifier(gpu_layers=0))
 CURVES = Curves((1, 8), (16,), ((0.010, 0.011),), (1,), (0.001,), Overlap(1.1, 1.2), 0.0001)
+IN_TURN = Threads(1, 1)
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 
 
@@ -70,7 +71,7 @@ def key_of(verifier: Path, draft: Path | str, profile: Profile = CPU) -> Key:
     return calibration.key_of(options, draft, profile, opening.survey.look_at_box().devices, 1)
 
 
-def keep(key: Key, mode: Mode, threads: Threads = Threads(1, 1), gain: float = 2.0) -> None:
+def keep(key: Key, mode: Mode, threads: Threads = IN_TURN, gain: float = 2.0) -> None:
     """A calibration as ``edgespec calibrate`` leaves it."""
     now = "2026-11-30T12:00:00+00:00"
     found = Calibration(CURVES, threads, mode, "as measured", gain, 0.01, now, 40.0, is_quick=False)

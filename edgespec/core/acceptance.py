@@ -21,7 +21,7 @@ import collections.abc as abc
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.core.sampling import Stream, distribution, one_hot, pick, seed_of, uniform
+from edgespec.core.sampling import Stream, distribution, most_likely, one_hot, penalise, pick, seed_of, uniform
 from edgespec.core.sequence import Distribution, Draft, SamplingParams, Verdict
 from edgespec.errors import ParameterError
 
@@ -47,12 +47,17 @@ def judge(
     # Only penalties look back, and making an array of a long history is not free.
     history = np.array([*tokens, *draft.tokens] if params.penalised else [], dtype=np.int64)
 
+    def likeliest(i: int) -> int:
+        return most_likely(penalise(rows[i], params, history[: draft.start + i], num_prompt))[0]
+
     def target(i: int) -> Distribution:
         return distribution(rows[i], params, history[: draft.start + i], num_prompt)
 
-    return (
-        _match(draft, target, params) if params.greedy or params.rule == "coupled" else _reject(draft, target, params)
-    )
+    if params.greedy:
+        return _match(draft, likeliest)
+    if params.rule == "coupled":
+        return _match(draft, lambda i: pick(target(i), params, draft.start + i, Stream.TARGET))
+    return _reject(draft, target, params)
 
 
 def _check(draft: Draft, num_rows: int, num_tokens: int) -> None:
@@ -68,11 +73,11 @@ def _check(draft: Draft, num_rows: int, num_tokens: int) -> None:
         )
 
 
-def _match(draft: Draft, target: Target, params: SamplingParams) -> Verdict:
+def _match(draft: Draft, draw: abc.Callable[[int], int]) -> Verdict:
     """Draw as if there were no draft, for as long as the draft foresaw it."""
     drawn: list[int] = []
     for i, drafted in enumerate((*draft.tokens, None)):
-        drawn.append(pick(target(i), params, draft.start + i, Stream.TARGET))
+        drawn.append(draw(i))
         if drawn[i] != drafted:
             break
     return Verdict(len(drawn) - 1, tuple(drawn))

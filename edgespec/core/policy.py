@@ -17,6 +17,7 @@ Floats = NDArray[np.float64]
 
 MAX_DRAFT_LENGTH = MAX_DEPTH
 _WORTHWHILE = 1.02  # a smaller gain is not worth the risk
+_TEMPTING = 1.05  # what it takes to begin: estimates that look good are often too good
 _PROBES = 0.01  # of the time may go into finding out whether speculation pays again
 _MAX_FOLLOW_UP = 8
 
@@ -116,6 +117,8 @@ class _Forecast:
         drafted, kept = outlook.drafted, outlook.kept
         self.thresholds, self.drafted = outlook.thresholds, drafted
         by_width = costs.verify_many(np.arange(1.0, drafted.shape[1] + 1), depth)
+        # No box takes longer for one row than for more: where it seems to, one of the two was measured badly.
+        by_width = np.maximum(by_width, by_width[0])
         verify_s = by_width[0] + _sums(drafted[:, 1:] * np.diff(by_width))
         num_steps, step_s = _sums(drafted[:, :-1]), costs.draft_s(1)  # the refused token is a step too
         self.tokens: Floats = np.cumsum(outlook.accepted, axis=1)
@@ -127,13 +130,12 @@ class _Forecast:
         else:
             seconds = verify_s + step_s * num_steps
         self.seconds: Floats = seconds + costs.overhead_s
-        # No box takes longer for one row than for more: where it seems to, one of the two was measured badly.
-        self.plain_s = float(by_width.min()) + costs.overhead_s
+        self.plain_s = float(self.seconds[0, 0])
         self.gains: Floats = self.tokens * self.plain_s / self.seconds
 
     @property
     def best_gain(self) -> float:
-        return max(1.0, float(self.gains.max()))
+        return float(self.gains.max())
 
     def best(self, first: int) -> tuple[int, int]:
         """The threshold's index and the length, ``first`` or more, that gain the most."""
@@ -160,7 +162,7 @@ def _plan(track: Track, costs: Costs, max_length: int, overlapped: bool) -> Plan
     row, length = forecast.best(1)
     gained = float(forecast.gains[row, length])
     read_s = costs.read_s(track.num_tokens - track.num_read)
-    if gained < _WORTHWHILE:
+    if gained < (_WORTHWHILE if track.last[0] else _TEMPTING):
         row, length = _probe(track, costs, forecast, row, read_s, overlapped)
     elif read_s > (1 - 1 / gained) * forecast.plain_s * track.horizon or costs.wants_baseline(gained):
         length = 0

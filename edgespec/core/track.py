@@ -21,11 +21,12 @@ MIN_CANDIDATES, MAX_CANDIDATES = 3, 8  # of the rule in ``Steps``
 _SHARES = np.array([0.05, 0.04, 0.03, 0.07, 0.08, 0.07, 0.10, 0.10, 0.10, 0.12, 0.10, 0.14])
 _BY_CONFIDENCE = np.array([0.35, 0.38, 0.42, 0.47, 0.52, 0.57, 0.64, 0.71, 0.78, 0.85, 0.90, 0.94])
 _BY_DEPTH = np.full(MAX_DEPTH, 0.7)
-_MEMORY, _PRIOR_MEMORY = 48.0, 256.0  # observations after which an older one counts for little
+_MEMORY, _PRIOR_MEMORY = 96.0, 256.0  # observations after which an older one counts for little
 _TYPICAL_TOKENS = 100.0
 _CREDIT = 100  # quiet rounds that a new runtime starts with, so that it need not wait to find out
 _WORTH = 8.0  # observations that what is expected beforehand counts for
-_BIN_WORTH = 3.0  # the same for one bin, given what all of them show
+# The same for one bin or depth, given what all of them show: depths hardly differ, bins do.
+_BIN_WORTH, _DEPTH_WORTH = 3.0, 10.0
 _FADE, _FADED = 0.98, 12.0
 _SURE = 0.995
 
@@ -74,8 +75,8 @@ class Track:
         self.says: bool | None = prior.says if prior else None
         self._uniform: bool = prior._uniform if prior else False
         memory = _MEMORY if prior else _PRIOR_MEMORY
-        self._by_depth: Rates = Rates(prior._by_depth.rates if prior else _BY_DEPTH, memory)
-        self._by_confidence: Rates = Rates(prior._by_confidence.rates if prior else _BY_CONFIDENCE, memory)
+        self._by_depth: Rates = Rates(prior._by_depth.rates if prior else _BY_DEPTH, memory, _DEPTH_WORTH)
+        self._by_confidence: Rates = Rates(prior._by_confidence.rates if prior else _BY_CONFIDENCE, memory, _BIN_WORTH)
         self._shares = _WORTH * (prior.shares if prior else _SHARES)
         self._keep = 1.0 - 0.5 / memory
         self._right, self._expected = np.zeros(MAX_DEPTH), np.zeros(MAX_DEPTH)
@@ -219,22 +220,23 @@ class Rates:
 
     beliefs  (n,) in [0, 1]
     memory   observations of a kind after which an older one counts for little
+    worth    observations of a kind that the expectation counts for
     """
 
-    def __init__(self, beliefs: Floats, memory: float) -> None:
+    def __init__(self, beliefs: Floats, memory: float, worth: float) -> None:
         self._beliefs, self._keep = np.clip(beliefs, 0.02, _SURE), 1.0 - 1.0 / memory
         self._num, self._right = np.zeros(len(beliefs)), np.zeros(len(beliefs))
         self._all_right = self._all_expected = 0.0
-        self._worth = _WORTH * float(np.mean(beliefs))
+        self._worth, self._all_worth = worth, _WORTH * float(np.mean(beliefs))
         self._rates: Floats | None = None
 
     @property
     def rates(self) -> Floats:
         """(n,) the chance that the next one of each kind goes right."""
         if self._rates is None:
-            common = (self._all_right + self._worth) / (self._all_expected + self._worth)
+            common = (self._all_right + self._all_worth) / (self._all_expected + self._all_worth)
             expected = np.minimum(self._beliefs * common, _SURE)
-            self._rates = np.minimum((self._right + _BIN_WORTH * expected) / (self._num + _BIN_WORTH), _SURE)
+            self._rates = np.minimum((self._right + self._worth * expected) / (self._num + self._worth), _SURE)
         return self._rates
 
     def observe(self, kind: int, right: bool) -> None:

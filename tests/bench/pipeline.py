@@ -174,6 +174,7 @@ def main(
     params = [SamplingParams(max_tokens=max_tokens, temperature=value, seed=1) for value in temperature]
     with load(None, verifier, draft, num_ctx=NUM_CTX, num_threads=threads) as runtime:
         encoded = run_edgespec(runtime, questions, params, table)
+        print(f"auto is: {runtime.placement}, {runtime.mode}, draft {runtime.draft_name}\n")
     servers: list[Way] = []
     if llama_server is not None:
         models = ServerModels(llama_server, verifier, draft_gguf, NUM_CTX, threads)

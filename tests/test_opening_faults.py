@@ -1,0 +1,357 @@
+"""What fails while a pair is opened and afterwards, over tiny real models: a lower mode, one line, no lost token."""
+
+from __future__ import annotations
+
+import _thread
+import collections.abc as abc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec import calibration, opening
+from edgespec.calibration import measuring
+from edgespec.core.policy import Fixed
+from edgespec.core.sequence import Cancelled, SamplingParams, never
+from edgespec.devices.profile import Profile
+from edgespec.drafters.onnx import OnnxDrafter
+from edgespec.engine import calibrate as engine
+from edgespec.errors import BackendError
+from edgespec.loading import load
+from edgespec.pairs import Pair
+from edgespec.runtime import Mode, Runtime
+from edgespec.verifiers.base import Rows, ScoreRequest
+from edgespec.verifiers.llama import LlamaOptions, LlamaVerifier
+from tests.cli.terminal import only_error, run_command
+from tests.devices.boxes import gpu, workstation
+from tests.test_loading import assert_no_owner_is_left, onnx_drafter
+from tests.test_opening import CPU, key_of, no_measuring, no_model, open_auto, own_cache  # noqa: F401 (fixtures)
+from tests.tiny import END_OF_TEXT, IM_END
+from tests.verifiers.rpc_tools import Worker, free_port
+
+ROOT = Path(__file__).parents[1]
+NO_GPU_MEMORY = "the GPU has no memory left"
+PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=5, logit_bias=((END_OF_TEXT, -100.0), (IM_END, -100.0)))
+
+
+def plain_tokens(verifier: Path, prompt: str = "the cat") -> tuple[int, ...]:
+    with open_auto(verifier, "none") as runtime:
+        return runtime.generate(prompt, PARAMS).tokens
+
+
+# A GPU that fails
+
+
+class OnGpu(LlamaVerifier):
+    """Computes on the CPU, but fails as a GPU may while it has more layers there than ``holds``, after so many scores."""
+
+    holds = 0
+    num_good = 0
+    tried: abc.MutableSequence[int] = []  # noqa: RUF012 (reset by the fixture)
+
+    def __init__(self, options: LlamaOptions) -> None:
+        layers = options.num_gpu_layers if options.num_gpu_layers >= 0 else 99
+        self.tried.append(options.num_gpu_layers)
+        self._fails = layers > self.holds
+        self._left = self.num_good
+        if self._fails and not self.num_good:
+            raise BackendError(NO_GPU_MEMORY)
+        super().__init__(replace(options, num_gpu_layers=0, devices=()))
+
+    def score(self, requests: abc.Sequence[ScoreRequest], cancelled: Cancelled = never) -> list[Rows]:
+        self._left -= 1
+        if self._fails and self._left < 0:
+            raise BackendError(NO_GPU_MEMORY)
+        return super().score(requests, cancelled)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> type[OnGpu]:
+    """A box with one GPU, as far as anybody can tell."""
+    monkeypatch.setattr(opening.survey, "look_at_box", lambda _=(): workstation(gpu(20)))
+    monkeypatch.setattr(opening, "LlamaVerifier", OnGpu)
+    monkeypatch.setattr(OnGpu, "tried", [])
+    return OnGpu
+
+
+def open_there(verifier: Path, draft: Path | str, **options: Any) -> Runtime:
+    return open_auto(verifier, draft, **{"profile": Profile("box"), "mode": "sequential", "policy": Fixed(3)} | options)
+
+
+@pytest.mark.parametrize(
+    ("holds", "tried", "placement"),
+    [(0, [-1, 1, 0], "one device"), (1, [-1, 1], "hybrid (1 of 3 layers on the GPU)"), (99, [-1], "hybrid")],
+)
+def test_a_gpu_that_fails_at_load_is_given_less_or_nothing(
+    tiny_gguf: Path,
+    own_folder: Path,
+    on_gpu: type[OnGpu],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    holds: int,
+    tried: list[int],
+    placement: str,
+) -> None:
+    monkeypatch.setattr(on_gpu, "holds", holds)
+    with open_there(tiny_gguf, own_folder) as runtime:
+        assert (on_gpu.tried, runtime.placement) == (tried, placement)
+        steps = runtime.degraded.as_list()
+        assert [(step["from"], step["to"]) for step in steps] == ([("hybrid", placement)] if len(tried) > 1 else [])
+        assert all(NO_GPU_MEMORY in step["reason"] for step in steps)
+        assert len([record for record in caplog.records if NO_GPU_MEMORY in record.getMessage()]) == len(steps)
+        assert runtime.generate("the cat", PARAMS).tokens == plain_tokens(tiny_gguf)
+
+
+def test_where_no_place_is_left_the_error_is_one_line(
+    tiny_gguf: Path, own_folder: Path, on_gpu: type[OnGpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_gpu, "holds", -1)
+    with pytest.raises(BackendError, match=NO_GPU_MEMORY) as caught:
+        open_there(tiny_gguf, own_folder)
+    assert "\n" not in str(caught.value)
+    assert_no_owner_is_left()
+
+
+@pytest.mark.parametrize("mode", ["plain", "sequential", "overlapped", "auto"])
+def test_a_gpu_that_fails_mid_run_loses_no_token(
+    tiny_gguf: Path, own_folder: Path, on_gpu: type[OnGpu], monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(measuring, "QUICK_S", 0.05)
+    expected = plain_tokens(tiny_gguf)
+    on_gpu.tried = []
+    monkeypatch.setattr(on_gpu, "num_good", 5)
+    with open_there(tiny_gguf, own_folder, mode=mode) as runtime:
+        assert runtime.generate("the cat", PARAMS).tokens == expected
+        assert on_gpu.tried == [-1, 1, 0]
+        assert NO_GPU_MEMORY in [step["reason"] for step in runtime.degraded.as_list()]
+
+
+# A draft model that fails
+
+
+class Gate:
+    """What a draft model does after ``num_good`` calls: fail, or hang until ``opened``."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.opened, self.num_good, self.hangs = threading.Event(), 0, False
+        propose = OnnxDrafter.propose
+
+        def gated(drafter: OnnxDrafter, *arguments: Any) -> Any:
+            self.num_good -= 1
+            if self.num_good < 0 and not self.hangs:
+                raise BackendError("the draft model broke")
+            if self.num_good < 0:
+                self.opened.wait(30)
+            return propose(drafter, *arguments)
+
+        patch.setattr(OnnxDrafter, "propose", gated)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> abc.Iterator[Gate]:
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.opened.set()
+
+
+@pytest.mark.parametrize("mode", ["sequential", "overlapped"])
+def test_a_draft_model_that_fails_mid_run_leaves_the_text_whole(
+    tiny_gguf: Path, own_folder: Path, gate: Gate, mode: Mode
+) -> None:
+    gate.num_good = 3
+    with open_auto(tiny_gguf, own_folder, mode=mode, policy=Fixed(3)) as runtime:
+        first, second = (runtime.generate("the cat", PARAMS) for _ in range(2))
+        assert first.tokens == second.tokens == plain_tokens(tiny_gguf)
+        assert first.stats.drafted > second.stats.drafted == 0
+        step = {"from": "the onnx drafter", "to": "plain", "reason": "the draft model broke"}
+        assert runtime.degraded.as_list() == [step]
+
+
+def test_a_draft_model_that_fails_while_it_is_measured(
+    tiny_gguf: Path,
+    own_folder: Path,
+    own_cache: Path,
+    gate: Gate,  # noqa: F811
+) -> None:
+    gate.num_good = 2
+    with open_auto(tiny_gguf, own_folder) as runtime:
+        step = {"from": "one device", "to": "lookup", "reason": "the draft model broke"}
+        assert runtime.degraded.as_list() == [step]
+        assert (runtime.draft_name, runtime.mode, runtime.placement) == ("lookup", "sequential", "lookup (CPU)")
+        assert runtime.generate("the cat", PARAMS).tokens == plain_tokens(tiny_gguf)
+    assert not (own_cache / "calibration").exists()
+
+
+def test_a_draft_model_that_hangs_while_it_is_measured_does_not_hold_lookup_up(
+    tiny_gguf: Path, own_folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "PATIENCE_S", 0.1)
+    gate.hangs = True
+    with open_auto(tiny_gguf, own_folder, policy=Fixed(3)) as runtime:
+        (step,) = runtime.degraded.as_list()
+        assert step["to"] == "lookup"
+        assert step["reason"].startswith("the draft model gave no answer")
+        stats = runtime.generate("abcabcabcabc", replace(PARAMS, temperature=0.0), raw=True).stats
+        assert stats.drafted > 0
+        assert not gate.opened.is_set()
+    gate.opened.set()
+    assert_no_owner_is_left()
+
+
+def test_what_cannot_be_measured_is_learned_on_the_way(
+    tiny_gguf: Path, own_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A clock that stands still, for example."""
+    quick = calibration.quick
+    monkeypatch.setattr(calibration, "quick", lambda *a, **o: quick(*a, **o, clock=lambda: 1.0))
+    with open_auto(tiny_gguf, own_folder) as runtime:
+        assert (runtime.mode, runtime.draft_name) == ("sequential", own_folder.name)
+        assert not runtime._service.is_measured
+        assert runtime.generate("the cat", PARAMS).tokens == plain_tokens(tiny_gguf)
+    told = [record.getMessage() for record in caplog.records if "could not be measured" in record.getMessage()]
+    assert len(told) == 1
+    assert "the clock jumps" in told[0]
+    assert calibration.load(key_of(tiny_gguf, own_folder)) is None
+
+
+# Workers
+
+
+@pytest.fixture
+def nothing_loads(no_model: None, no_measuring: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def forbidden(*_: Any, **__: Any) -> Any:
+        raise AssertionError("something was built or loaded")
+
+    for owner, name in ((Pair, "ensure_draft"), (opening, "Vocabulary"), (opening, "IsolatedVerifier")):
+        monkeypatch.setattr(owner, name, forbidden)
+
+
+@pytest.mark.parametrize(
+    ("workers", "code", "words"),
+    [
+        (["127.0.0.1:{port}"], 10, "no worker at 127.0.0.1:"),
+        (["nonsense"], 2, "allowed: host:port"),
+        (["127.0.0.1:1", "127.0.0.1:1"], 2, "twice"),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_workers_that_do_not_answer_are_one_line_before_anything_loads(
+    tiny_gguf: Path,
+    nothing_loads: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    named: bool,
+    workers: list[str],
+    code: int,
+    words: str,
+) -> None:
+    """Of a pair whose draft model would have to be built, too."""
+    models = ("--verifier", str(tiny_gguf)) if named else ()
+    asked = [part for worker in workers for part in ("--rpc", worker.format(port=free_port()))]
+    result = run_command(monkeypatch, capsys, "run", "the", *models, *asked)
+    assert words in only_error(result)
+    assert (result[0], result[2].count("\n")) == (code, 1)
+
+
+def test_a_verifier_on_a_worker_gives_plains_tokens_and_says_when_it_is_gone(tiny_gguf: Path, own_folder: Path) -> None:
+    worker = Worker()
+    try:
+        options: dict[str, Any] = {"profile": Profile("box"), "mode": "overlapped", "policy": Fixed(3)}
+        with open_auto(tiny_gguf, own_folder, workers=[str(worker)], **options) as runtime:
+            assert runtime.placement == "hybrid"
+            assert runtime.generate("the cat", PARAMS).tokens == plain_tokens(tiny_gguf)
+            worker.kill()
+            with pytest.raises(BackendError, match=str(worker)) as caught:
+                runtime.generate("the dog", PARAMS)
+            assert "\n" not in str(caught.value)
+            worker.start()
+            assert runtime.generate("the cat", PARAMS).tokens == plain_tokens(tiny_gguf)
+    finally:
+        worker.kill()
+    assert_no_owner_is_left()
+
+
+# Ctrl-C while it is measured
+
+ENDLESS = replace(measuring.QUICK, repeats=10**9)
+
+
+def test_ctrl_c_while_it_is_measured_frees_everything_soon(
+    tiny_gguf: Path,
+    own_folder: Path,
+    own_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+) -> None:
+    monkeypatch.setattr(measuring, "QUICK", ENDLESS)
+    monkeypatch.setattr(measuring, "QUICK_S", 1e9)
+    events: list[str] = []
+    for kind in (LlamaVerifier, OnnxDrafter):
+
+        def noted(self: Any, kind: Any = kind, close: Any = kind.close) -> None:
+            events.append(kind.__name__)
+            close(self)
+
+        monkeypatch.setattr(kind, "close", noted)
+    quick = calibration.quick
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        threading.Timer(0.2, _thread.interrupt_main).start()
+        return quick(*arguments, **options)
+
+    monkeypatch.setattr(calibration, "quick", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        open_auto(tiny_gguf, own_folder)
+    assert_no_owner_is_left()
+    assert set(events) == {"LlamaVerifier", "OnnxDrafter"}
+    assert not (own_cache / "calibration").exists()
+
+
+SCRIPT = """
+import sys
+from dataclasses import replace
+from edgespec import calibration
+from edgespec.calibration import measuring
+from edgespec.cli.main import main
+measuring.QUICK, measuring.QUICK_S, quick = replace(measuring.QUICK, repeats=10**9), 1e9, calibration.quick
+def told(*arguments, **options):
+    print("measuring", file=sys.stderr, flush=True)
+    return quick(*arguments, **options)
+calibration.quick = told
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot send SIGINT to another process alone")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_is_interrupted_while_it_measures_ends_cleanly(
+    tiny_gguf: Path,
+    own_folder: Path,
+    own_cache: Path,
+    tmp_path: Path,
+    number: int,
+    code: int,  # noqa: F811
+) -> None:
+    def listen() -> None:  # whoever runs the tests in the background makes their children ignore Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    models = ("--verifier", str(tiny_gguf), "--draft", str(own_folder), "--threads", "1")
+    command = [sys.executable, "-c", SCRIPT, "run", "the", *models]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listen
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, b"")
+        assert b"measuring\n" in lines
+        process.send_signal(number)
+        out, err = process.stdout.read(), process.stderr.read()
+        assert process.wait(60) == code
+    assert (out, err) == (b"", b"")
+    assert not list((own_cache / "calibration").glob("*"))
