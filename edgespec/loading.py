@@ -65,6 +65,37 @@ def load(
     ModelFormatError, FileAccessError, VocabularyMismatchError, ParameterError, ProfileError, BackendError,
     MissingDependencyError.
     """
+    order = resolve(
+        pair,
+        verifier,
+        draft,
+        profile=profile,
+        num_ctx=num_ctx,
+        num_slots=num_slots,
+        num_threads=num_threads,
+        mode=mode,
+        policy=policy,
+        workers=workers,
+        progress=progress,
+    )
+    return _open(order, _choose_pair(pair, verifier))
+
+
+def resolve(
+    pair: str | None,
+    verifier: str | Path | None,
+    draft: str | Path | None,
+    *,
+    profile: str | Profile | None = None,
+    num_ctx: int | None = None,
+    num_slots: int = 1,
+    num_threads: int | None = None,
+    mode: str | None = None,
+    policy: Policy | None = None,
+    workers: abc.Iterable[str] = (),
+    progress: Progress | None = None,
+) -> Order:
+    """What ``load`` would open, given the same; a draft model that is not there is built. Raises as ``load`` does."""
     chosen = _choose_pair(pair, verifier)
     device = profile if isinstance(profile, Profile) else choose_profile(profile, pair, verifier)
     wanted = _check_mode(device.speculation.mode if mode is None else mode)
@@ -78,17 +109,9 @@ def load(
         draft = "none"
     elif draft is None:
         draft = "lookup" if chosen is None else chosen.ensure_draft(progress)
-    order = Order(
-        _verifier_options(path, device, num_ctx, num_slots),
-        draft,
-        is_own,
-        device,
-        profiled_policy(device) if policy is None else policy,
-        wanted,
-        num_threads,
-        workers,
-    )
-    return _open(order, chosen)
+    policy = profiled_policy(device) if policy is None else policy
+    options = _verifier_options(path, device, num_ctx, num_slots)
+    return Order(options, draft, is_own, device, policy, wanted, num_threads, workers)
 
 
 def _open(order: Order, chosen: Pair | None) -> Runtime:

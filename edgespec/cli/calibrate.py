@@ -64,39 +64,27 @@ def calibrate(
     What is found is kept in the cache, and `edgespec run` with the same options goes by it.
     """
     from edgespec import calibration
+    from edgespec.loading import AUTO, resolve
     from edgespec.survey import look_at_box
 
     with bar("calibrate") as progress:
-        order = _order(pair, verifier, draft, profile, context, threads, workers, progress)
+        order = resolve(
+            pair,
+            verifier,
+            draft,
+            profile=profile,
+            num_ctx=context,
+            num_threads=threads,
+            mode=AUTO,
+            workers=workers,
+            progress=progress,
+        )
         devices = look_at_box(order.workers).devices
         key = calibration.key_of(order.options, order.draft, order.profile, devices, threads)
         known = None if force else calibration.load(key)
         is_new = known is None or known.is_quick
         found = _measured(order, key, progress) if known is None or known.is_quick else known
     _show(found, key, is_new, as_json)
-
-
-def _order(
-    pair: str | None,
-    verifier: Path | None,
-    draft: str | Path | None,
-    profile: str | None,
-    context: int | None,
-    threads: int | None,
-    workers: tuple[str, ...],
-    progress: Progress,
-) -> Order:
-    """As ``run`` resolves its options; the pair's draft model is built if it is not there."""
-    from edgespec.core.policy import DEFAULT_POLICY
-    from edgespec.loading import _choose_pair, _verifier_options, choose_profile
-    from edgespec.opening import Order
-
-    chosen, device = _choose_pair(pair, verifier), choose_profile(profile, pair, verifier)
-    path = chosen.verifier.find() if verifier is None and chosen is not None else Path(verifier or "")
-    options = _verifier_options(path, device, context, 1)
-    if draft is None:
-        draft = "lookup" if chosen is None else chosen.ensure_draft(progress)
-    return Order(options, draft, True, device, DEFAULT_POLICY, None, threads, workers or device.verifier.rpc)
 
 
 def _measured(order: Order, key: Key, progress: Progress) -> Calibration:

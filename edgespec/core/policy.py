@@ -17,9 +17,9 @@ Floats = NDArray[np.float64]
 
 MAX_DRAFT_LENGTH = MAX_DEPTH
 _WORTHWHILE = 1.02  # a smaller gain is not worth the risk
-_TEMPTING = 1.05  # what it takes to begin: estimates that look good are often too good
 _PROBES = 0.01  # of the time may go into finding out whether speculation pays again
 _MAX_FOLLOW_UP = 8
+_ALIKE = 0.05
 
 
 class Plan(NamedTuple):
@@ -143,10 +143,6 @@ class _Forecast:
         row, column = divmod(int(gains.argmax()), gains.shape[1])
         return row, column + first
 
-    def loss_s(self, row: int, length: int) -> float:
-        """Seconds that such a round takes longer than plain decoding of its tokens."""
-        return float(self.seconds[row, length] - self.tokens[row, length] * self.plain_s)
-
 
 def _sums(values: Floats) -> Floats:
     """Sums of the first 0, 1, … columns."""
@@ -162,7 +158,7 @@ def _plan(track: Track, costs: Costs, max_length: int, overlapped: bool) -> Plan
     row, length = forecast.best(1)
     gained = float(forecast.gains[row, length])
     read_s = costs.read_s(track.num_tokens - track.num_read)
-    if gained < (_WORTHWHILE if track.last[0] else _TEMPTING):
+    if gained < _WORTHWHILE:
         row, length = _probe(track, costs, forecast, row, read_s, overlapped)
     elif read_s > (1 - 1 / gained) * forecast.plain_s * track.horizon or costs.wants_baseline(gained):
         length = 0
@@ -174,7 +170,8 @@ def _probe(
 ) -> tuple[int, int]:
     """A threshold's index and a length to try although they promise nothing; length 0 for none.
 
-    A try that paid for itself is followed by a longer one; one that did not has to be saved up for.
+    What a try loses if all of it is refused has to be saved up for. One that paid for itself is followed by a longer
+    one, for what it won.
     """
     max_length = forecast.gains.shape[1] - 1
     perfect = _Forecast(Outlook.constant(1.0, max_length), costs, track.num_tokens, overlapped)
@@ -189,8 +186,8 @@ def _probe(
     # only what is all but certain: that would say nothing about the rest.
     length = int((perfect.gains[0] >= _WORTHWHILE).argmax())
     row = min(row, _frequent(forecast.drafted[:, 1]))
-    affordable = _PROBES * track.quiet * forecast.plain_s >= forecast.loss_s(row, length) + read_s
-    return row, length if affordable else 0
+    loss_s = float(forecast.seconds[row, length]) - forecast.plain_s + read_s
+    return row, length if _PROBES * track.quiet * forecast.plain_s >= loss_s else 0
 
 
 def _frequent(drafted: Floats) -> int:
@@ -259,7 +256,8 @@ class _Table:
         """
         num, flat = self._num, (len(EDGES), -1)
         chance = np.where(ready, self._accepted / self._drafted, -1.0).reshape(flat)
-        order = np.argsort(-chance, axis=1, kind="stable")
+        # Who is drafted less is known less well: what differs by a few percent is equal.
+        order = np.argsort(-np.round(chance / _ALIKE), axis=1, kind="stable")
         rows = np.take_along_axis((self._drafted * ready).reshape(flat), order, axis=1)
         tokens = np.take_along_axis((self._accepted * ready).reshape(flat), order, axis=1)
         depth = order // num + 1
@@ -282,13 +280,13 @@ class _Table:
 
     def probe(self, track: Track, place: int, best: _Spread, read_s: float) -> Plan:
         """As ``_probe``, for one of several: a token of one is worth its share of the time of all."""
-        drafted, accepted = self._drafted[:, 0, place], self._accepted[:, 0, place]
+        drafted = self._drafted[:, 0, place]
         row = _frequent(drafted)
         share_s = self.plain_s / self._num
         num_drafted, num_accepted = track.last
         if num_accepted and num_accepted * share_s >= self._extra_s(best, num_drafted, num_drafted):
             return Plan(min(2 * num_accepted, _MAX_FOLLOW_UP, int(self._drafted.shape[1])), EDGES[row])
-        loss_s = self._extra_s(best, float(drafted[row]), 1) - float(accepted[row]) * share_s + read_s
+        loss_s = self._extra_s(best, float(drafted[row]), 1) + read_s
         return Plan(1, EDGES[row]) if _PROBES * track.quiet * share_s >= loss_s else Plan(0)
 
     def _extra_s(self, best: _Spread, num_rows: float, num_steps: int) -> float:

@@ -12,70 +12,21 @@ from typing import Any
 import llama_cpp
 import pytest
 
-from edgespec import calibration, loading, opening
-from edgespec.calibration import Calibration, Key, measuring
-from edgespec.core.costs import Curves, Overlap
+from edgespec import calibration
+from edgespec.calibration import Calibration
 from edgespec.core.policy import Fixed, Goodput
-from edgespec.core.sequence import SamplingParams
-from edgespec.devices.profile import Profile, Speculation, Verifier, read_profile
+from edgespec.devices.profile import Speculation, read_profile
 from edgespec.devices.threads import Threads
 from edgespec.drafters.onnx import OnnxDrafter
-from edgespec.engine.scheduler import Mode
 from edgespec.errors import VocabularyMismatchError
 from edgespec.loading import load
-from edgespec.runtime import Runtime
+from edgespec.runtime import Mode
 from tests.cli.terminal import run_command
+from tests.opening.pairs import CPU, CURVES, keep, key_of, open_auto, params
 from tests.test_loading import assert_no_owner_is_left, llama_verifier, onnx_drafter
 from tests.test_loading_profile import pair_made_for
 
-CPU = Profile("cpu", verifier=Verifier(gpu_layers=0))
-CURVES = Curves((1, 8), (16,), ((0.010, 0.011),), (1,), (0.001,), Overlap(1.1, 1.2), 0.0001)
-IN_TURN = Threads(1, 1)
-GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own. Whether repacked weights work is known; tiny models need little time."""
-    monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(opening, "use_extra_bufts", lambda _: True)
-    monkeypatch.setattr(measuring, "QUICK_S", 0.3)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(*_: Any, **__: Any) -> Any:
-        raise AssertionError("something was measured")
-
-    monkeypatch.setattr(calibration, "quick", measured)
-
-
-@pytest.fixture
-def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    def opened(*_: Any, **__: Any) -> Any:
-        raise AssertionError("a draft model was opened")
-
-    monkeypatch.setattr(OnnxDrafter, "open", opened)
-
-
-def open_auto(verifier: Path, draft: Path | str | None, **options: Any) -> Runtime:
-    """One thread a side: on a busy box more would wait for each other."""
-    usual: dict[str, Any] = {"num_threads": 1, "profile": CPU}
-    return load(verifier=verifier, draft=draft, **usual | options)
-
-
-def key_of(verifier: Path, draft: Path | str, profile: Profile = CPU) -> Key:
-    """Of what ``open_auto`` loads."""
-    options = loading._verifier_options(verifier, profile, None, 1)
-    return calibration.key_of(options, draft, profile, opening.survey.look_at_box().devices, 1)
-
-
-def keep(key: Key, mode: Mode, threads: Threads = IN_TURN, gain: float = 2.0) -> None:
-    """A calibration as ``edgespec calibrate`` leaves it."""
-    now = "2026-11-30T12:00:00+00:00"
-    found = Calibration(CURVES, threads, mode, "as measured", gain, 0.01, now, 40.0, is_quick=False)
-    assert calibration.store(key, found) is not None
+GREEDY = params(max_tokens=12)
 
 
 # What is known decides

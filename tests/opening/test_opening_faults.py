@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
 import collections.abc as abc
-import os
-import signal
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,28 +11,24 @@ from typing import Any
 import pytest
 
 from edgespec import calibration, opening
-from edgespec.calibration import measuring
 from edgespec.core.policy import Fixed
-from edgespec.core.sequence import Cancelled, SamplingParams, never
+from edgespec.core.sequence import Cancelled, never
 from edgespec.devices.profile import Profile
 from edgespec.drafters.onnx import OnnxDrafter
 from edgespec.engine import calibrate as engine
 from edgespec.errors import BackendError
-from edgespec.loading import load
 from edgespec.pairs import Pair
 from edgespec.runtime import Mode, Runtime
 from edgespec.verifiers.base import Rows, ScoreRequest
 from edgespec.verifiers.llama import LlamaOptions, LlamaVerifier
 from tests.cli.terminal import only_error, run_command
 from tests.devices.boxes import gpu, workstation
-from tests.test_loading import assert_no_owner_is_left, onnx_drafter
-from tests.test_opening import CPU, key_of, no_measuring, no_model, open_auto, own_cache  # noqa: F401 (fixtures)
-from tests.tiny import END_OF_TEXT, IM_END
+from tests.opening.pairs import key_of, open_auto, params
+from tests.test_loading import assert_no_owner_is_left
 from tests.verifiers.rpc_tools import Worker, free_port
 
-ROOT = Path(__file__).parents[1]
 NO_GPU_MEMORY = "the GPU has no memory left"
-PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=5, logit_bias=((END_OF_TEXT, -100.0), (IM_END, -100.0)))
+PARAMS = params(0.8)
 
 
 def plain_tokens(verifier: Path, prompt: str = "the cat") -> tuple[int, ...]:
@@ -49,11 +40,15 @@ def plain_tokens(verifier: Path, prompt: str = "the cat") -> tuple[int, ...]:
 
 
 class OnGpu(LlamaVerifier):
-    """Computes on the CPU, but fails as a GPU may while it has more layers there than ``holds``, after so many scores."""
+    """Computes on the CPU. With more layers "on the GPU" than that ``holds`` it fails after ``num_good`` scores; after
+    none it does not even open.
+
+    tried  the layers of all that were to be opened
+    """
 
     holds = 0
     num_good = 0
-    tried: abc.MutableSequence[int] = []  # noqa: RUF012 (reset by the fixture)
+    tried: abc.MutableSequence[int] = []
 
     def __init__(self, options: LlamaOptions) -> None:
         layers = options.num_gpu_layers if options.num_gpu_layers >= 0 else 99
@@ -122,10 +117,9 @@ def test_where_no_place_is_left_the_error_is_one_line(
 def test_a_gpu_that_fails_mid_run_loses_no_token(
     tiny_gguf: Path, own_folder: Path, on_gpu: type[OnGpu], monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(measuring, "QUICK_S", 0.05)
     expected = plain_tokens(tiny_gguf)
     on_gpu.tried = []
-    monkeypatch.setattr(on_gpu, "num_good", 5)
+    monkeypatch.setattr(on_gpu, "num_good", 2)
     with open_there(tiny_gguf, own_folder, mode=mode) as runtime:
         assert runtime.generate("the cat", PARAMS).tokens == expected
         assert on_gpu.tried == [-1, 1, 0]
@@ -177,7 +171,7 @@ def test_a_draft_model_that_fails_while_it_is_measured(
     tiny_gguf: Path,
     own_folder: Path,
     own_cache: Path,
-    gate: Gate,  # noqa: F811
+    gate: Gate,
 ) -> None:
     gate.num_good = 2
     with open_auto(tiny_gguf, own_folder) as runtime:
@@ -224,7 +218,7 @@ def test_what_cannot_be_measured_is_learned_on_the_way(
 
 
 @pytest.fixture
-def nothing_loads(no_model: None, no_measuring: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def nothing_loads(no_model: None, no_measuring: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: Any, **__: Any) -> Any:
         raise AssertionError("something was built or loaded")
 
@@ -275,83 +269,3 @@ def test_a_verifier_on_a_worker_gives_plains_tokens_and_says_when_it_is_gone(tin
     finally:
         worker.kill()
     assert_no_owner_is_left()
-
-
-# Ctrl-C while it is measured
-
-ENDLESS = replace(measuring.QUICK, repeats=10**9)
-
-
-def test_ctrl_c_while_it_is_measured_frees_everything_soon(
-    tiny_gguf: Path,
-    own_folder: Path,
-    own_cache: Path,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
-) -> None:
-    monkeypatch.setattr(measuring, "QUICK", ENDLESS)
-    monkeypatch.setattr(measuring, "QUICK_S", 1e9)
-    events: list[str] = []
-    for kind in (LlamaVerifier, OnnxDrafter):
-
-        def noted(self: Any, kind: Any = kind, close: Any = kind.close) -> None:
-            events.append(kind.__name__)
-            close(self)
-
-        monkeypatch.setattr(kind, "close", noted)
-    quick = calibration.quick
-
-    def interrupted(*arguments: Any, **options: Any) -> Any:
-        threading.Timer(0.2, _thread.interrupt_main).start()
-        return quick(*arguments, **options)
-
-    monkeypatch.setattr(calibration, "quick", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        open_auto(tiny_gguf, own_folder)
-    assert_no_owner_is_left()
-    assert set(events) == {"LlamaVerifier", "OnnxDrafter"}
-    assert not (own_cache / "calibration").exists()
-
-
-SCRIPT = """
-import sys
-from dataclasses import replace
-from edgespec import calibration
-from edgespec.calibration import measuring
-from edgespec.cli.main import main
-measuring.QUICK, measuring.QUICK_S, quick = replace(measuring.QUICK, repeats=10**9), 1e9, calibration.quick
-def told(*arguments, **options):
-    print("measuring", file=sys.stderr, flush=True)
-    return quick(*arguments, **options)
-calibration.quick = told
-main()
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot send SIGINT to another process alone")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_command_that_is_interrupted_while_it_measures_ends_cleanly(
-    tiny_gguf: Path,
-    own_folder: Path,
-    own_cache: Path,
-    tmp_path: Path,
-    number: int,
-    code: int,  # noqa: F811
-) -> None:
-    def listen() -> None:  # whoever runs the tests in the background makes their children ignore Ctrl-C
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    models = ("--verifier", str(tiny_gguf), "--draft", str(own_folder), "--threads", "1")
-    command = [sys.executable, "-c", SCRIPT, "run", "the", *models]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listen
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        lines = iter(process.stderr.readline, b"")
-        assert b"measuring\n" in lines
-        process.send_signal(number)
-        out, err = process.stdout.read(), process.stderr.read()
-        assert process.wait(60) == code
-    assert (out, err) == (b"", b"")
-    assert not list((own_cache / "calibration").glob("*"))
