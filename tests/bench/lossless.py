@@ -1,6 +1,6 @@
 """Is the output plain's? ``python -m tests.bench.lossless PROMPTS.jsonl [--verifier GGUF --draft DIR]``.
 
-Answers prompts (first turns) in sequential mode, compares every token with plain decoding at width 1, and prints each
+Answers prompts (first turns), compares every token with plain decoding at width 1, and prints each
 difference with its top-2 margin and the rows' difference between the two widths. Exit code 1 if one is not explained.
 """
 
@@ -12,9 +12,10 @@ from pathlib import Path
 
 import click
 
-from edgespec.core.policy import DEFAULT_POLICY, Fixed
+from edgespec.core.policy import Fixed
 from edgespec.core.sequence import RULES, SamplingParams
-from edgespec.loading import load
+from edgespec.loading import MIN_CONFIDENCE, load
+from edgespec.runtime import Mode
 
 
 @click.command()
@@ -25,8 +26,9 @@ from edgespec.loading import load
 @click.option("--max-tokens", default=128, show_default=True)
 @click.option("--temperature", multiple=True, type=float, default=(0.0, 0.8), show_default=True)
 @click.option("--rule", type=click.Choice(RULES), default="coupled", show_default=True)
-@click.option("--draft-length", default=DEFAULT_POLICY.length, show_default=True)
-@click.option("--min-confidence", default=DEFAULT_POLICY.min_confidence, show_default=True)
+@click.option("--draft-length", default=7, show_default=True)
+@click.option("--min-confidence", default=MIN_CONFIDENCE, show_default=True)
+@click.option("--mode", type=click.Choice(("sequential", "overlapped")), default="sequential", show_default=True)
 @click.option("--threads", type=int)
 def main(
     prompts: Path,
@@ -38,6 +40,7 @@ def main(
     rule: str,
     draft_length: int,
     min_confidence: float,
+    mode: Mode,
     threads: int | None,
 ) -> None:
     lines = prompts.read_text(encoding="utf-8").splitlines()
@@ -46,7 +49,7 @@ def main(
     columns = ("temperature", "prompts", "tokens", "acceptance", "answers equal", "differences", "unexplained")
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     policy = Fixed(draft_length, min_confidence)
-    with load(None, verifier, draft, num_threads=threads, policy=policy) as runtime:
+    with load(None, verifier, draft, num_threads=threads, mode=mode, policy=policy) as runtime:
         for value in temperature:
             params = SamplingParams(max_tokens=max_tokens, temperature=value, seed=1, rule=rule)  # type: ignore[arg-type]
             results = [runtime.generate(question, params, check_lossless=True) for question in questions]

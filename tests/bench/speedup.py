@@ -20,7 +20,7 @@ import click
 from edgespec.core.policy import Fixed
 from edgespec.core.sequence import SamplingParams
 from edgespec.loading import load
-from edgespec.runtime import Runtime
+from edgespec.runtime import Mode, Runtime
 
 TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
 
@@ -63,8 +63,8 @@ class Table:
                 print(f"| {category} ({row[0].runs}) | {plain:.1f} |{cells}")
         every = self.costs["all"]
         for n in lengths:
-            rate = every[n].accepted / max(every[n].drafted, 1)
-            print(f"length {n}: acceptance {rate:.2f}, {every[n].same} of {every[n].runs} answers equal plain's")
+            acceptance = every[n].accepted / max(every[n].drafted, 1)
+            print(f"length {n}: acceptance {acceptance:.2f}, {every[n].same} of {every[n].runs} answers equal plain's")
 
 
 def measure(
@@ -72,7 +72,7 @@ def measure(
 ) -> tuple[Cost, tuple[int, ...]]:
     if cold:
         runtime.generate("x", SamplingParams(max_tokens=1, temperature=0.0), raw=True)
-    mode = "sequential" if policy.length else "plain"
+    mode: Mode = "sequential" if policy.length else "plain"
     began = time.perf_counter()
     tokens: list[int] = []
     first, num_first = 0.0, 0
@@ -122,7 +122,7 @@ def main(
     questions = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()][offset::every]
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=1)
     table = Table()
-    with load(None, verifier, draft, num_threads=threads) as runtime:
+    with load(None, verifier, draft, num_threads=threads, mode="sequential", policy=Fixed(7)) as runtime:
         for turn, question in enumerate(questions):
             category = question["category"] if question["category"] in TASKS else "multi-turn"
             order = [0, *lengths]
