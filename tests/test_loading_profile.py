@@ -12,7 +12,7 @@ import llama_cpp
 import onnxruntime
 import pytest
 
-from edgespec import loading, opening
+from edgespec import loading, opening, survey
 from edgespec.calibration import measuring
 from edgespec.core.policy import DEFAULT_POLICY, Fixed, Goodput, Policy, Threshold
 from edgespec.devices.profile import Draft, Profile, Serving, Speculation, Verifier, as_toml
@@ -93,7 +93,7 @@ def test_without_a_profile_all_is_as_it_was(
     tiny_gguf: Path, own_folder: Path, asked: list[LlamaOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "usable_cpus", lambda: 2)
-    monkeypatch.setattr(opening.survey, "look_at_box", lambda _: LAPTOP)
+    monkeypatch.setattr(survey, "look_at_box", lambda _: LAPTOP)
     with load(verifier=tiny_gguf, draft=own_folder, mode="sequential") as runtime:
         assert threads(runtime) == (2, 2)
         assert (runtime.num_ctx, runtime.mode, runtime.policy) == (256, "sequential", DEFAULT_POLICY)
@@ -164,8 +164,8 @@ def test_a_gpu_provider_that_is_not_there_is_named_and_the_cpu_drafts(
     """Also where a card is there and the library lists CUDA: it shows when it is used."""
     if _has_cuda(own_folder):
         pytest.skip("ONNX Runtime runs on CUDA here")
-    monkeypatch.setattr(opening.survey, "look_at_box", lambda _: workstation(num_cards=num_cards))
-    monkeypatch.setattr(opening.survey, "providers", lambda: (onnx_providers.CUDA, onnx_providers.CPU))
+    monkeypatch.setattr(survey, "look_at_box", lambda _: workstation(num_cards=num_cards))
+    monkeypatch.setattr(survey, "providers", lambda: (onnx_providers.CUDA, onnx_providers.CPU))
     with load(verifier=tiny_gguf, draft=own_folder, profile=ON_CUDA, num_threads=1, mode="sequential") as runtime:
         (step,) = runtime.degraded.as_list()
         assert (step["from"], step["to"], runtime.placement) == ("reverse", "one device", "one device")

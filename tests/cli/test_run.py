@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.cli import report
 from edgespec.cli import run as command
 from edgespec.core.costs import Curves, Overlap
 from edgespec.core.policy import DEFAULT_POLICY, Fixed, Policy, Threshold
@@ -316,7 +317,7 @@ def test_ctrl_c_keeps_what_was_generated(edgespec: Terminal, monkeypatch: pytest
             raise KeyboardInterrupt
 
     edgespec.num_ctx, edgespec.logits = 100_000, lambda tokens: np.eye(32, dtype=np.float32)[(tokens[-1] + 1) % 26]
-    monkeypatch.setattr(command.report, "show", interrupted)
+    monkeypatch.setattr(report, "show", interrupted)
     arguments = ("run", "abc", "--temperature", "0", "--draft-length", "2", "--max-tokens", "90000")
     code, out, err = edgespec(*arguments)
     assert (code, out) == (130, "".join(shown))
@@ -324,7 +325,7 @@ def test_ctrl_c_keeps_what_was_generated(edgespec: Terminal, monkeypatch: pytest
     assert out.endswith("\n")
     assert "cancelled" in err
     shown.clear()
-    monkeypatch.setattr(command.report, "keep", interrupted)
+    monkeypatch.setattr(report, "keep", interrupted)
     code, out, _ = edgespec(*arguments, "--json")
     assert code == 130
     content = json.loads("{" + out.split("{", 1)[1])
@@ -368,7 +369,8 @@ BAD = {
     "a --rule best": 2, "a --mode fast": 2, "a --nonsense": 2, "a b": 2, "-i --json": 2, "a --raw --system b": 2,
     "a --mode sequential --draft none": 2, "a --mode overlapped --draft none": 2, "a --policy best": 2,
     "a --policy goodput --draft-length 3": 2, "a --policy threshold --draft-length 3": 2, "a --draft-length 33": 2,
-    "a --policy goodput --min-confidence 1": 2, "a --policy threshold --min-confidence 0": 2, "--file /does/not/exist": 5, "--file /": 5,
+    "a --policy goodput --min-confidence 1": 2, "a --policy threshold --min-confidence 0": 2,
+    "--file /does/not/exist": 5, "--file /": 5,
     "a --rule rejection --check-lossless": 2, "a --profile nothing": 14, "a --profile /no/such.toml": 14,
     "a --profile ''": 14,
 }  # fmt: skip

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from edgespec.core.sequence import Draft, SamplingParams
+from edgespec.core.sequence import Candidate, Draft, SamplingParams
 from edgespec.drafters.base import DraftRequest
 from edgespec.drafters.lookup import LookupDrafter, SuffixIndex
 from edgespec.errors import ClosedError, ParameterError
@@ -116,7 +116,7 @@ def test_refuses_what_is_out_of_bounds() -> None:
 def test_tuples_are_token_lists_too() -> None:
     drafter = LookupDrafter()
     request = DraftRequest(0, (1, 2, 3, 1, 2), 1, 1, GREEDY)
-    assert drafter.propose([request]) == drafter.propose([request]) == [Draft(5, (3,))]
+    assert drafter.propose([request]) == drafter.propose([request]) == [Draft(5, (3,), None, (2.0,))]
 
 
 def test_close_twice_and_use_after_close() -> None:
@@ -125,3 +125,22 @@ def test_close_twice_and_use_after_close() -> None:
     drafter.close()
     with pytest.raises(ClosedError):
         ask(drafter, [1, 2, 1, 2])
+
+
+@pytest.mark.parametrize("size", range(2, 12))
+def test_it_is_as_sure_as_many_tokens_matched(size: int) -> None:
+    tokens = [50, *range(size), 40, 41, 60, *range(size)]
+    (draft,) = LookupDrafter().propose([DraftRequest(0, tokens, 1, 2, GREEDY)])
+    assert draft.tokens == (40, 41)
+    assert draft.confidences == (min(size, 8),) * 2
+    assert draft.held_back is None
+
+
+def test_a_match_that_is_too_short_is_held_back() -> None:
+    tokens = [50, 1, 2, 3, 40, 41, 60, 1, 2, 3]
+    for wanted, drafts in ((2.5, True), (3.0, True), (3.5, False), (100.0, False)):
+        (draft,) = LookupDrafter().propose([DraftRequest(0, tokens, 1, 2, GREEDY, frozenset(), wanted)])
+        assert bool(draft.tokens) is drafts
+        assert draft.held_back == (None if drafts else Candidate(40, 3.0))
+    (nothing,) = LookupDrafter().propose([DraftRequest(0, [1, 2, 3], 1, 2, GREEDY, frozenset(), 4.0)])
+    assert nothing == Draft(3)

@@ -130,7 +130,7 @@ def test_a_full_idle_slot_inside_a_batch_keeps_its_cache(own_folder: Path) -> No
     ] * 2
     for name, cache in drafter._model._caches.items():
         np.testing.assert_array_equal(cache[1, :, : num_ctx - 1], before[name])
-    assert ask(drafter, PROMPT, 9, slot=1) == full
+    assert same(ask(drafter, PROMPT, 9, slot=1), full)
 
 
 @pytest.mark.parametrize("form", ["own", "usual"])
@@ -178,7 +178,7 @@ def test_a_failure_is_one_line_and_leaves_the_cache_right(own_folder: Path) -> N
         ask(drafter, [*PROMPT[:4], 9])
     drafter._model._session = session
     assert ask(drafter, PROMPT).tokens == whole
-    assert ask(drafter, [*PROMPT[:4], 9]) == ask(open_onnx(own_folder), [*PROMPT[:4], 9])
+    assert same(ask(drafter, [*PROMPT[:4], 9]), ask(open_onnx(own_folder), [*PROMPT[:4], 9]))
 
 
 def test_requests_outside_the_bounds(own_folder: Path) -> None:
@@ -207,12 +207,12 @@ def test_token_lists(own_folder: Path, usual_folder: Path) -> None:
 
 def test_a_folder_or_its_model_file(own_folder: Path, usual_folder: Path, tmp_path: Path) -> None:
     whole = ask(open_onnx(own_folder), PROMPT)
-    assert ask(open_onnx(own_folder / "model.onnx"), PROMPT) == whole
-    assert ask(open_onnx(usual_folder / "model.onnx"), PROMPT) == whole
+    assert same(ask(open_onnx(own_folder / "model.onnx"), PROMPT), whole)
+    assert same(ask(open_onnx(usual_folder / "model.onnx"), PROMPT), whole)
     shutil.copytree(usual_folder, tmp_path / "hub" / "onnx")
     shutil.move(tmp_path / "hub" / "onnx" / "tokenizer.json", tmp_path / "hub")
     hub = open_onnx(tmp_path / "hub")
-    assert ask(hub, PROMPT) == whole
+    assert same(ask(hub, PROMPT), whole)
     assert hub.tokens == open_onnx(usual_folder).tokens
 
 

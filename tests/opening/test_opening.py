@@ -135,12 +135,16 @@ def test_a_model_that_is_found_not_to_pay_is_closed_at_once(
     tiny_gguf: Path, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[OnnxDrafter] = []
-    monkeypatch.setattr(OnnxDrafter, "close", lambda self, close=OnnxDrafter.close: (closed.append(self), close(self)))
-    quick = calibration.quick
+    close, quick = OnnxDrafter.close, calibration.quick
+
+    def noted(self: OnnxDrafter) -> None:
+        closed.append(self)
+        close(self)
 
     def no_gain(*arguments: Any, **options: Any) -> Calibration:
         return replace(quick(*arguments, **options), mode="plain", reason="drafting would reach 0.50 x plain")
 
+    monkeypatch.setattr(OnnxDrafter, "close", noted)
     monkeypatch.setattr(calibration, "quick", no_gain)
     with open_auto(tiny_gguf, own_folder) as runtime:
         assert (runtime.draft_name, runtime.mode, runtime.placement) == ("lookup", "sequential", "lookup (CPU)")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import collections.abc as abc
+import json
+import os
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from edgespec import calibration, opening
+from edgespec import calibration, opening, survey
 from edgespec.core.policy import Fixed
 from edgespec.core.sequence import Cancelled, never
 from edgespec.devices.profile import Profile
@@ -23,8 +26,8 @@ from edgespec.verifiers.base import Rows, ScoreRequest
 from edgespec.verifiers.llama import LlamaOptions, LlamaVerifier
 from tests.cli.terminal import only_error, run_command
 from tests.devices.boxes import gpu, workstation
-from tests.opening.pairs import key_of, open_auto, params
-from tests.test_loading import assert_no_owner_is_left
+from tests.opening.pairs import CPU, key_of, open_auto, params
+from tests.test_loading import assert_no_owner_is_left, llama_verifier
 from tests.verifiers.rpc_tools import Worker, free_port
 
 NO_GPU_MEMORY = "the GPU has no memory left"
@@ -48,7 +51,7 @@ class OnGpu(LlamaVerifier):
 
     holds = 0
     num_good = 0
-    tried: abc.MutableSequence[int] = []
+    tried: ClassVar[list[int]] = []
 
     def __init__(self, options: LlamaOptions) -> None:
         layers = options.num_gpu_layers if options.num_gpu_layers >= 0 else 99
@@ -69,7 +72,7 @@ class OnGpu(LlamaVerifier):
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> type[OnGpu]:
     """A box with one GPU, as far as anybody can tell."""
-    monkeypatch.setattr(opening.survey, "look_at_box", lambda _=(): workstation(gpu(20)))
+    monkeypatch.setattr(survey, "look_at_box", lambda _=(): workstation(gpu(20)))
     monkeypatch.setattr(opening, "LlamaVerifier", OnGpu)
     monkeypatch.setattr(OnGpu, "tried", [])
     return OnGpu
@@ -103,6 +106,20 @@ def test_a_gpu_that_fails_at_load_is_given_less_or_nothing(
         assert runtime.generate("the cat", PARAMS).tokens == plain_tokens(tiny_gguf)
 
 
+def test_beside_a_gpu_both_at_once_is_measured(
+    tiny_gguf: Path, own_folder: Path, own_cache: Path, on_gpu: type[OnGpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_gpu, "holds", 99)
+    monkeypatch.setattr(opening, "usable_cpus", lambda: 2)
+    with open_there(tiny_gguf, own_folder, mode="auto") as runtime:
+        assert runtime._service.is_measured
+    (kept,) = (own_cache / "calibration").iterdir()
+    content = json.loads(kept.read_text())["calibration"]
+    assert content["threads"] == {"verifier": 1, "draft": 1, "spin": True, "together": True}
+    assert content["curves"]["overlap"] is not None
+    assert runtime.mode == (content["mode"] if content["mode"] != "plain" else "sequential")
+
+
 def test_where_no_place_is_left_the_error_is_one_line(
     tiny_gguf: Path, own_folder: Path, on_gpu: type[OnGpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +141,17 @@ def test_a_gpu_that_fails_mid_run_loses_no_token(
         assert runtime.generate("the cat", PARAMS).tokens == expected
         assert on_gpu.tried == [-1, 1, 0]
         assert NO_GPU_MEMORY in [step["reason"] for step in runtime.degraded.as_list()]
+
+
+def test_a_verifier_in_a_process_of_its_own(tiny_gguf: Path, own_folder: Path) -> None:
+    """Calibrated there, too. Whatever ends it, the next request is answered."""
+    profile = replace(CPU, verifier=replace(CPU.verifier, isolate=True))
+    with open_auto(tiny_gguf, own_folder, profile=profile) as runtime:
+        assert runtime._service.is_measured
+        expected = runtime.generate("the cat", PARAMS, mode="plain").tokens
+        os.kill(llama_verifier(runtime).pid, signal.SIGKILL)
+        assert runtime.generate("the cat", PARAMS).tokens == expected
+    assert_no_owner_is_left()
 
 
 # A draft model that fails
