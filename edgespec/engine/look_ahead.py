@@ -10,7 +10,7 @@ from edgespec.core.policy import Plan
 from edgespec.core.sequence import Ahead, Cancelled, Draft, Round, Sequence
 from edgespec.drafters.base import Drafter
 from edgespec.engine.draft_thread import DraftThread, Pending
-from edgespec.engine.rounds import request
+from edgespec.engine.rounds import Guide, request
 
 MAX_AHEAD = 8
 
@@ -91,3 +91,24 @@ class LookAhead:
             rest = drafter.propose([after], cancelled)
         self._ended = time.perf_counter()
         return rest[0]
+
+
+class Reading:
+    """The drafter reading a new sequence's text while the verifier does. The engine's thread makes it, and stops it.
+
+    For a policy that drafts nothing for the first round. What was read when it is stopped, the drafter keeps.
+    """
+
+    def __init__(self, sequence: Sequence, drafter: DraftThread, guide: Guide, cancelled: Cancelled) -> None:
+        self._stop = threading.Event()
+        wanted = request(sequence, list(sequence.tokens), Plan(1))
+        if guide.track.num_rounds == 0 and guide.plan().length == 0 and wanted.num_draft > 0:
+            drafter.start(
+                lambda drafter, asked: drafter.propose([wanted], asked),
+                lambda: self._stop.is_set() or cancelled(),
+                [Draft(len(wanted.tokens))],
+            )
+            guide.track.num_read = len(wanted.tokens)
+
+    def stop(self) -> None:
+        self._stop.set()

@@ -11,7 +11,7 @@ import collections.abc as abc
 
 from edgespec.core.sequence import Cancelled, Draft, Round, Sequence, never
 from edgespec.engine.draft_thread import DraftThread
-from edgespec.engine.look_ahead import MAX_AHEAD, LookAhead
+from edgespec.engine.look_ahead import MAX_AHEAD, LookAhead, Reading
 from edgespec.engine.rounds import Guide, commit, propose, running, verify
 from edgespec.verifiers.base import Verifier
 
@@ -46,6 +46,7 @@ def overlapped(
 ) -> abc.Generator[Round, None, None]:
     """While a draft is verified, the drafter goes on past it; what the verdict does not refute is the next draft."""
     ahead: LookAhead | None = None
+    reading = Reading(sequence, drafter, guide, cancelled)
     try:
         while running(sequence, cancelled):
             kept = ahead.kept() if ahead else None
@@ -55,5 +56,6 @@ def overlapped(
             if rows is not None:
                 yield guide.learn(ahead.judge(commit(sequence, draft, rows, draft_s, verify_s, hidden_s)))
     finally:
+        reading.stop()
         if ahead:
             ahead.stop()

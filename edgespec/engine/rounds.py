@@ -13,6 +13,8 @@ from edgespec.drafters.base import DraftRequest
 from edgespec.engine.draft_thread import DraftThread
 from edgespec.verifiers.base import Interrupted, Rows, ScoreRequest, Verifier
 
+KEEP = 4  # rounds for which a plan that works is kept: making one costs as much as judging a draft
+
 
 class Guide:
     """Decides the draft lengths of one sequence, and learns from its rounds. The engine's thread.
@@ -24,23 +26,39 @@ class Guide:
     def __init__(self, policy: Policy, costs: Costs | None = None, prior: Track | None = None) -> None:
         self.policy, self.costs, self.prior = policy, costs or Costs(), prior
         self.track = Track(prior)
+        self._plans: dict[bool, Plan] = {}
+        self._num_kept = 0
+        self._learned = 0.0
 
     def plan(self, *, overlapped: bool = False) -> Plan:
-        (plan,) = self.policy.plans([self.track], self.costs, overlapped=overlapped)
-        return plan
+        if overlapped not in self._plans:
+            (self._plans[overlapped],) = self.policy.plans([self.track], self.costs, overlapped=overlapped)
+        return self._plans[overlapped]
 
     def learn(self, round_: Round) -> Round:
-        """Remember a round; the time of a first one, which evaluates the prompt, says nothing about the next."""
-        if self.track.num_rounds:
-            self.costs.observe([round_], round_.draft.start)
-        return self.remember(round_)
+        """Remember a round that ran alone, and when a new plan is due also its time; that of a first round, which
+        evaluates the prompt, says nothing about the next."""
+        now, is_first = time.perf_counter(), self.track.num_rounds == 0
+        self.remember(round_)
+        if not is_first and not self._plans:
+            worked_s = round_.verify_s + round_.draft_s - round_.hidden_s
+            self.costs.observe([round_], round_.draft.start, now - self._learned - worked_s)
+        self._learned = now
+        return round_
 
     def remember(self, round_: Round) -> Round:
         """How its draft was received, without its time."""
         self.track.observe(round_)
         if self.prior is not None:
             self.prior.observe(round_)
+        self._num_kept += 1
+        if not round_.accepted or self._num_kept >= KEEP:
+            self.plan_anew()
         return round_
+
+    def plan_anew(self) -> None:
+        self._plans.clear()
+        self._num_kept = 0
 
 
 def running(sequence: Sequence, cancelled: Cancelled) -> bool:

@@ -22,12 +22,13 @@ from edgespec.drafters.base import Drafter, DraftRequest
 from edgespec.engine.draft_thread import DraftThread, Pending, empty
 from edgespec.engine.look_ahead import MAX_AHEAD
 from edgespec.engine.loops import overlapped, plain, sequential
-from edgespec.engine.rounds import Guide, commit, request, running
+from edgespec.engine.rounds import KEEP, Guide, commit, request, running
 from edgespec.errors import EdgespecError
 from edgespec.verifiers.base import Interrupted, Rows, ScoreRequest, Verifier
 
 Mode = Literal["plain", "sequential", "overlapped"]
 
+NOTHING = Plan(0)
 CHUNK = 512  # prompt tokens evaluated beside other sequences' rounds: a long prompt does not hold them up for longer
 
 
@@ -37,7 +38,8 @@ class Job:
 
     guide      decides its draft lengths; None for mode plain
     draft      what was drafted for its next round
-    num_held, num_drafter_held  how many of its tokens either side's cache holds, as far as is known
+    num_held   how many of its tokens the verifier's cache holds, as far as is known
+    plan       for its next draft as one of several, and for how many steps more
     cohort     0 or 1
     """
 
@@ -49,7 +51,8 @@ class Job:
     draft_s: float = 0.0
     hidden_s: float = 0.0
     num_held: int = 0
-    num_drafter_held: int = 0
+    plan: Plan = NOTHING
+    plan_steps: int = 0
     cohort: int = 0
     loop: abc.Generator[Round, None, None] | None = None
 
@@ -57,6 +60,16 @@ class Job:
     def num_missing(self) -> int:
         """Tokens the verifier must evaluate before it can go on; 1 once the prompt is read."""
         return len(self.sequence.tokens) - self.num_held
+
+    @property
+    def num_drafter_held(self) -> int:
+        """How many of its tokens the drafter's cache holds."""
+        return self.guide.track.num_read if self.guide else 0
+
+    @num_drafter_held.setter
+    def num_drafter_held(self, num_tokens: int) -> None:
+        if self.guide:
+            self.guide.track.num_read = num_tokens
 
     def take_draft(self) -> Draft:
         draft, self.draft = self.draft or Draft(len(self.sequence.tokens)), None
@@ -91,8 +104,8 @@ class Scheduler:
     ) -> None:
         self._verifier, self._drafter, self._costs, self._max_ahead = verifier, drafter, costs, max_ahead
         num_slots = min(verifier.num_slots, drafter.num_slots) if drafter else verifier.num_slots
-        # what each free slot holds, the one that was left longest ago first
-        self._free: dict[int, list[int]] = {slot: [] for slot in range(num_slots)}
+        # what each free slot holds, and how many tokens of it the drafter has read; the one left longest ago first
+        self._free: dict[int, tuple[list[int], int]] = {slot: ([], 0) for slot in range(num_slots)}
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         self._turn = 0
@@ -133,7 +146,7 @@ class Scheduler:
     def _drop(self, job: Job) -> None:
         job.stop_loop()
         self._running.remove(job)
-        self._free[job.sequence.slot] = list(job.sequence.tokens)
+        self._free[job.sequence.slot] = list(job.sequence.tokens), job.num_drafter_held
 
     def _cancel(self) -> list[Event]:
         ended = [job for job in [*self._waiting, *self._running] if not running(job.sequence, job.cancelled)]
@@ -145,9 +158,10 @@ class Scheduler:
         while self._waiting and self._free:
             job = self._waiting.popleft()
             tokens = job.sequence.tokens
-            slot = max(self._free, key=lambda slot: num_common(self._free[slot], tokens))
-            job.num_held = job.num_drafter_held = num_common(self._free.pop(slot), tokens)
-            job.sequence.slot = slot
+            slot = max(self._free, key=lambda slot: num_common(self._free[slot][0], tokens))
+            job.sequence.slot, (held, num_read) = slot, self._free.pop(slot)
+            job.num_held = num_common(held, tokens)
+            job.num_drafter_held = min(job.num_held, num_read)
             job.cohort = 0 if sum(other.cohort == 0 for other in self._running) * 2 <= len(self._running) else 1
             self._running.append(job)
 
@@ -159,7 +173,7 @@ class Scheduler:
             round_ = next(job.loop, None)
         except EdgespecError as error:
             return [self._fail(job, error)]
-        job.num_held = job.num_drafter_held = len(job.sequence.tokens) - 1
+        job.num_held = len(job.sequence.tokens) - 1
         job.draft = None  # from when it was one of several
         return [Event(job, round_)]
 
@@ -172,7 +186,7 @@ class Scheduler:
 
     def _fail(self, job: Job, error: Exception) -> Event:
         self._drop(job)
-        self._free[job.sequence.slot] = []  # nobody knows what the caches hold
+        self._free[job.sequence.slot] = [], 0  # nobody knows what the caches hold
         return Event(job, error=error)
 
     # Several jobs
@@ -199,7 +213,7 @@ class Scheduler:
         if self._drafter is None or overlap is None or any(job.mode != "overlapped" for job in jobs):
             return False
         self._balance()
-        length, half = max(plan.length for plan in self._plans(jobs)), -(-len(jobs) // 2)
+        length, half = max(job.plan.length for job in jobs), -(-len(jobs) // 2)
         one = self._costs.draft_s(length, len(jobs)) + self._costs.verify_s(len(jobs) * (length + 1))
         draft_s = self._costs.draft_s(length, half) * overlap.draft
         verify_s = self._costs.verify_s(half * (length + 1)) * overlap.verify
@@ -212,16 +226,19 @@ class Scheduler:
             job.cohort = 1 - job.cohort
 
     def _plans(self, jobs: abc.Sequence[Job]) -> list[Plan]:
-        """A plan for each job, in order: those of one policy share its width."""
-        plans: dict[Job, Plan] = {job: Plan(0) for job in jobs}
-        groups: dict[Policy, list[tuple[Job, Track]]] = {}
+        """A plan for each job, in order: those of one policy share its width. Plans are kept for some steps."""
+        if any(job.plan_steps == 0 for job in jobs):
+            groups: dict[Policy, list[tuple[Job, Track]]] = {}
+            for job in jobs:
+                if job.guide is not None:
+                    groups.setdefault(job.guide.policy, []).append((job, job.guide.track))
+            for policy, members in groups.items():
+                found = policy.plans([track for _, track in members], self._costs)
+                for (job, _), plan in zip(members, found, strict=True):
+                    job.plan, job.plan_steps = plan, KEEP if job.guide and job.guide.track.num_rounds else 1
         for job in jobs:
-            if job.guide is not None:
-                groups.setdefault(job.guide.policy, []).append((job, job.guide.track))
-        for policy, members in groups.items():
-            found = policy.plans([track for _, track in members], self._costs)
-            plans.update((job, plan) for (job, _), plan in zip(members, found, strict=True))
-        return [plans[job] for job in jobs]
+            job.plan_steps = max(0, job.plan_steps - 1)
+        return [job.plan for job in jobs]
 
     def _draft(self, jobs: abc.Sequence[Job]) -> Drafting:
         """Have the jobs drafted whose prompt is read. A text that is new to the drafter is read in pieces, without."""

@@ -241,13 +241,14 @@ def test_the_consumer_may_cut_the_sequence_while_it_looks_ahead() -> None:
     assert one.num_output == 2
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_rejection_draws_from_the_same_q_it_reports(seed: int) -> None:
+def test_rejection_draws_from_the_same_q_it_reports() -> None:
     """Under rule rejection a kept draft carries a distribution for each of its tokens."""
-    params = SamplingParams(max_tokens=40, temperature=0.9, seed=seed, rule="rejection")
-    one = sequence(params)
-    rounds = list(overlapped(one, FakeDrafter(), FakeVerifier(), Fixed(3)))
-    kept = [r for r in rounds if r.hidden_s > 0]
-    assert one.num_output == 40
-    assert all(len(r.draft.distributions or ()) == r.drafted for r in rounds)
-    assert kept
+    outcomes = []
+    for seed in range(10):
+        params = SamplingParams(max_tokens=40, temperature=0.9, seed=seed, rule="rejection")
+        one = sequence(params)
+        rounds = list(overlapped(one, FakeDrafter(), FakeVerifier(), Fixed(3)))
+        assert one.num_output == 40
+        assert all(len(r.draft.distributions or ()) == r.drafted for r in rounds)
+        outcomes += [r.ahead for r in rounds]
+    assert {"kept", "wrong guess"} <= set(outcomes)

@@ -110,6 +110,7 @@ def test_four_at_once_get_what_each_would_get_alone(
     policy = Goodput() if mode == "auto" else Fixed(3)
     asked = [(prompt, params(0.8 * (i % 2), seed=i)) for i, prompt in enumerate(PROMPTS)]
     with open_auto(tiny_gguf, draft, num_slots=4, mode=mode, policy=policy) as runtime, ThreadPoolExecutor(4) as pool:
+        assert runtime._drafter is None if mode == "plain" else runtime._drafter.num_slots == 4  # type: ignore[union-attr]
         found = [future.result() for future in [pool.submit(runtime.generate, *one) for one in asked]]
         for one, result in zip(asked, found, strict=True):
             assert_plains(runtime, *one, result.tokens)

@@ -20,6 +20,7 @@ from edgespec.devices.threads import Threads
 from edgespec.drafters.onnx import OnnxDrafter
 from edgespec.errors import VocabularyMismatchError
 from edgespec.loading import load
+from edgespec.pairs import Pair
 from edgespec.runtime import Mode
 from tests.cli.terminal import run_command
 from tests.opening.pairs import CPU, CURVES, keep, key_of, open_auto, params
@@ -131,27 +132,42 @@ def test_a_first_load_measures_and_the_next_one_knows(
         assert len(runtime.degraded.steps) == (runtime.draft_name != Path(draft).name)
 
 
+@pytest.fixture
+def no_gain(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whatever is measured. The reason that is given."""
+    quick, reason = calibration.quick, "drafting would reach 0.50 x plain"
+
+    def measured(*arguments: Any, **options: Any) -> Calibration:
+        return replace(quick(*arguments, **options), mode="plain", reason=reason)
+
+    monkeypatch.setattr(calibration, "quick", measured)
+    return reason
+
+
 def test_a_model_that_is_found_not_to_pay_is_closed_at_once(
-    tiny_gguf: Path, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_gguf: Path, own_folder: Path, no_gain: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[OnnxDrafter] = []
-    close, quick = OnnxDrafter.close, calibration.quick
+    close = OnnxDrafter.close
 
     def noted(self: OnnxDrafter) -> None:
         closed.append(self)
         close(self)
 
-    def no_gain(*arguments: Any, **options: Any) -> Calibration:
-        return replace(quick(*arguments, **options), mode="plain", reason="drafting would reach 0.50 x plain")
-
     monkeypatch.setattr(OnnxDrafter, "close", noted)
-    monkeypatch.setattr(calibration, "quick", no_gain)
     with open_auto(tiny_gguf, own_folder) as runtime:
         assert (runtime.draft_name, runtime.mode, runtime.placement) == ("lookup", "sequential", "lookup (CPU)")
-        expected = {"from": "one device", "to": "lookup", "reason": "drafting would reach 0.50 x plain"}
-        assert runtime.degraded.as_list() == [expected]
+        assert runtime.degraded.as_list() == [{"from": "one device", "to": "lookup", "reason": no_gain}]
         assert runtime.generate("the the the the", GREEDY).stats.completion_tokens == 12
         assert len(closed) == 1
+    assert_no_owner_is_left()
+
+
+@pytest.mark.usefixtures("no_gain")
+def test_lookup_costs_nothing_and_stays(tiny_gguf: Path) -> None:
+    with open_auto(tiny_gguf, "lookup") as runtime:
+        assert (runtime.draft_name, runtime.mode) == ("lookup", "sequential")
+        assert runtime.degraded.steps == ()
 
 
 @pytest.mark.parametrize("content", ["{", "", "[]", "{}", '{"format": 1}', "\0" * 100])
@@ -204,6 +220,12 @@ def test_a_cache_that_cannot_be_written_only_costs_the_next_measurement(
         with open_auto(tiny_gguf, own_folder) as runtime:
             assert runtime._service.is_measured
             assert runtime.generate("the", GREEDY).stats.completion_tokens == 12
+
+
+def test_plain_builds_no_draft_model(foreign_pair: str, no_measuring: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pair, "ensure_draft", lambda *_: pytest.fail("a draft model was built"))
+    with load(foreign_pair, num_threads=1, mode="plain") as runtime:
+        assert (runtime.draft_name, runtime.mode) == ("none", "plain")
 
 
 # A draft model that cannot be used
