@@ -128,7 +128,7 @@ def test_a_draft_is_built_once(tiny: Pair, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_pair_loads_by_its_name_and_another_draft_replaces_its_own(tiny: Pair) -> None:
-    with load("tiny", num_threads=1) as runtime:
+    with load("tiny", num_threads=1, mode="sequential") as runtime:
         assert (runtime.verifier_name, runtime.draft_name) == ("tiny.gguf", tiny.draft_path.name)
         assert runtime.generate("the", SamplingParams(max_tokens=4, temperature=0.0)).stats.drafted > 0
     shutil.rmtree(tiny.draft_path)

@@ -20,6 +20,7 @@ import pytest
 
 from edgespec import hub
 from edgespec.cli.pair_check import check_vocabulary
+from edgespec.core.policy import Fixed
 from edgespec.core.sequence import SamplingParams
 from edgespec.errors import (
     DownloadError,
@@ -115,7 +116,7 @@ def test_a_pulled_pair_answers(stub: HubStub, ggufs: tuple[bytes, bytes]) -> Non
     assert fractions == sorted(fractions)
     assert 0.99 < fractions[-1] <= 1.0
     assert names(folder.parents[1] / "downloads") == ["small.lock"]
-    with load("small", num_threads=1) as runtime:
+    with load("small", num_threads=1, mode="sequential", policy=Fixed(7)) as runtime:
         assert (runtime.verifier_name, runtime.draft_name) == ("big-q4.gguf", "draft")
         assert runtime.generate("the", SamplingParams(max_tokens=8, temperature=0.0)).stats.drafted > 0
 
@@ -132,7 +133,7 @@ def test_a_split_verifier_is_pulled_whole(stub: HubStub, tmp_path: Path, monkeyp
     assert names(get()) == [*sorted(parts), "draft", "pair.toml"]
     pair = load_pair("small")
     pair.verifier.check(pair.verifier.find())
-    with load("small", num_threads=1) as runtime:
+    with load("small", num_threads=1, mode="sequential", policy=Fixed(7)) as runtime:
         assert runtime.generate("the", SamplingParams(max_tokens=8, temperature=0.0)).stats.drafted > 0
 
 

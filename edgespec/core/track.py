@@ -125,8 +125,9 @@ class Track:
             self._uniform = len(set(draft.confidences)) == 1
         # Where the sequence ended inside the draft, nothing was refused.
         num_reached = min(num_right + (len(round_.tokens) > num_right), round_.drafted, MAX_DEPTH)
+        rates = self.by_confidence  # once: every observation changes them a little
         for i in range(num_reached):
-            self._observe_token(i, i < num_right, draft.confidences[i] if draft.confidences else None)
+            self._observe_token(i, i < num_right, draft.confidences[i] if draft.confidences else None, rates)
         self._observe_held_back(draft, round_)
 
     def outlook(self, max_length: int) -> Outlook:
@@ -141,13 +142,13 @@ class Track:
         self._num_committed, self._num_begun = 0.95 * self._num_committed, 0.95 * self._num_begun + 1.0
         return typical
 
-    def _observe_token(self, depth: int, right: bool, confidence: float | None) -> None:
+    def _observe_token(self, depth: int, right: bool, confidence: float | None, rates: Floats) -> None:
         self._by_depth.observe(depth, right)
         if confidence is None:
             return
         place = _bin(confidence)
         self._right[depth] = self._keep * self._right[depth] + right
-        self._expected[depth] = self._keep * self._expected[depth] + self.by_confidence[place]
+        self._expected[depth] = self._keep * self._expected[depth] + rates[place]
         self._by_confidence.observe(place, right)
         if depth == 0 or not self._uniform:
             self._observe_share(place)
