@@ -217,6 +217,8 @@ class Runtime:
 
     def close(self) -> None:
         """Cancel what runs, wait for it, free both models. A second call does nothing."""
+        with self._lock:  # whoever encodes, or has just been let in, is done first
+            self._service.refuse()
         self._finalizer()
 
     # A request: checked on the caller's thread, run on the owner's, read on the caller's.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import collections.abc as abc
+import logging
 import queue
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from edgespec.core.costs import FLAT, Costs, Curves
 from edgespec.core.policy import Policy
@@ -23,7 +27,12 @@ from edgespec.owner import Owner
 from edgespec.text.output import OutputText
 from edgespec.verifiers.base import Interrupted, Verifier
 
+logger = logging.getLogger("edgespec")
+
 PATIENCE_S = 120.0  # the verifier gives a sign of life every round, within a long prompt more often
+LOOKS = 8  # waits, within that time, after each of which it is looked for one
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,10 @@ class Chunk:
 
 
 Item = Chunk | Exception | None
+
+
+class _HungError(Exception):
+    pass
 
 
 @dataclass(eq=False)
@@ -104,17 +117,14 @@ class Service:
 
     def wait(self, request: Request) -> Item:
         """The request's next item. A verifier without a sign of life for ``patience_s`` ends all requests."""
-        while True:
-            try:
-                return request.chunks.get(timeout=self._patience_s)
-            except queue.Empty:
-                if time.monotonic() - self._sign >= self._patience_s:
-                    self._hung.set()
-                    self._closing.set()
-                    return BackendError(
-                        f"the verifier gave no sign of life for {self._patience_s:g} s and is given up; load it again, "
-                        "on another device if it stays so"
-                    )
+        try:
+            return self._wait(lambda seconds: request.chunks.get(timeout=seconds), queue.Empty)
+        except _HungError as error:
+            return BackendError(f"{error} and is given up; load it again, on another device if it stays so")
+
+    def refuse(self) -> None:
+        """Let nobody in any more, and cancel what runs; ``close`` is to follow."""
+        self._closing.set()
 
     def close(self) -> None:
         """Cancel what runs, and free both models on the threads that own them; a verifier that hangs is left alone."""
@@ -126,8 +136,32 @@ class Service:
             self._owner.stop()
         else:
             freed = self._owner.submit(self._free)
+            self._owner.stop()
+            if self._drafter is None or not self._drafter.is_current:  # whose thread is needed to free the drafter
+                self._wait_until(freed)
+
+    def _wait_until(self, freed: Future[None]) -> None:
+        try:
+            self._wait(freed.result, TimeoutError)
+        except _HungError as error:
+            logger.warning("%s and is left to the end of the process", error)
+        else:
             self._owner.stop(wait=True)
-            freed.result()
+
+    def _wait(self, get: abc.Callable[[float], _T], nothing: type[Exception]) -> _T:
+        """What ``get`` gives, asked for so many seconds at a time; it raises ``nothing`` where there is none yet.
+
+        Waits are counted, not timed: a process that was stopped for a while has not hung. Raises _HungError.
+        """
+        num_silent, sign = 0, self._sign
+        while num_silent < LOOKS:
+            try:
+                return get(self._patience_s / LOOKS)
+            except nothing:
+                num_silent, sign = (num_silent + 1 if self._sign == sign else 0), self._sign
+        self._hung.set()
+        self._closing.set()
+        raise _HungError(f"the verifier gave no sign of life for {self._patience_s:g} s")
 
     @property
     def is_closed(self) -> bool:
@@ -149,9 +183,11 @@ class Service:
     def _free(self) -> None:
         for request in [*self._active.values(), *self._inbox]:
             request.end(ClosedError("this runtime was closed; load another"))
-        if self._drafter is not None:
-            self._drafter.close()
-        self._verifier.close()
+        try:
+            if self._drafter is not None:
+                self._drafter.close()
+        finally:
+            self._verifier.close()
 
     def _pump(self) -> None:
         """Serve until nothing is left to do."""

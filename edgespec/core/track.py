@@ -27,7 +27,8 @@ _CREDIT = 100  # quiet rounds that a new runtime starts with, so that it need no
 _WORTH = 8.0  # observations that what is expected beforehand counts for
 # The same for one bin or depth, given what all of them show: depths hardly differ, bins do.
 _BIN_WORTH, _DEPTH_WORTH = 3.0, 10.0
-_FADE, _FADED = 0.98, 12.0
+_FADE, _FADED = 0.98, 14.0
+_FADING = 8  # quiet rounds that are taken together: each for itself would cost more than it tells
 _SURE = 0.995
 
 
@@ -112,11 +113,13 @@ class Track:
         self.num_tokens = draft.start + len(round_.tokens)
         self._num_committed += len(round_.tokens)
         self.last = (round_.drafted, num_right)
-        self._outlook = None
         if not draft.tokens and draft.held_back is None:
             self.quiet += 1
-            self._fade()
+            if self.quiet % _FADING == 0:
+                self._fade()
+                self._outlook = None
             return
+        self._outlook = None
         self.quiet, self.num_read = 0, self.num_tokens
         self.steps = self.steps.after(round_)
         if draft.tokens:
@@ -248,12 +251,13 @@ class Rates:
         self._rates = None
 
     def fade(self) -> None:
-        """A round without observations: what is known ages, so that a few new ones soon outweigh it."""
+        """_FADING rounds without observations: what is known ages, so that a few new ones soon outweigh it."""
         if self._num.sum() > _FADED:
-            self._num *= _FADE
-            self._right *= _FADE
-            self._all_expected *= _FADE
-            self._all_right *= _FADE
+            share = _FADE**_FADING
+            self._num *= share
+            self._right *= share
+            self._all_expected *= share
+            self._all_right *= share
             self._rates = None
 
 

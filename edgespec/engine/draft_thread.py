@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections.abc as abc
-import time
 from concurrent.futures import Future, TimeoutError
 from typing import Generic, TypeVar
 
@@ -15,6 +14,8 @@ from edgespec.owner import Owner
 
 NAME = "edgespec-drafter"
 PATIENCE_S = 60.0  # a drafter gives a sign of life every token, or every 128 tokens of a prompt
+LOOKS = 8  # waits, within that time, after each of which it is looked for one
+CLOSE_S = 5.0  # for one that was given up
 
 _T = TypeVar("_T")
 Work = abc.Callable[[Drafter, Cancelled], _T]
@@ -40,6 +41,7 @@ class DraftThread:
         self._owner = owner or Owner(NAME)
         self.patience_s = patience_s
         self.is_lost = False
+        self.signs = 0  # of life, so far
 
     @property
     def name(self) -> str:
@@ -48,6 +50,11 @@ class DraftThread:
     @property
     def num_slots(self) -> int:
         return self._drafter.num_slots
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on the drafter's thread."""
+        return self._owner.is_current
 
     def start(self, work: Work[_T], cancelled: Cancelled, default: _T) -> Pending[_T]:
         """Have ``work`` done, after what was started before; ``default`` is its result if the drafter is given up."""
@@ -64,11 +71,11 @@ class DraftThread:
 
     def close(self) -> None:
         """Free the drafter on its thread and end that; one that hangs is left to the end of the process."""
-        if not self._owner.is_current:
+        if not self.is_current:
             freed = self._owner.submit(self._drafter.close)
             self._owner.stop()
             try:
-                freed.result(timeout=None if not self.is_lost else self.patience_s)
+                freed.result(timeout=min(CLOSE_S, self.patience_s) if self.is_lost else self.patience_s)
             except TimeoutError:
                 self.lose("it does not answer")
 
@@ -85,29 +92,35 @@ class Pending(Generic[_T]):
 
     def __init__(self, thread: DraftThread, work: Work[_T], cancelled: Cancelled, default: _T) -> None:
         self._thread, self._work, self._cancelled, self._default = thread, work, cancelled, default
-        self._sign = time.monotonic()
         self._future: Future[_T] | None = None if thread.is_lost else thread.run(self._run)
 
     def result(self) -> _T:
-        """Wait for it. Raises what the work raised, except for a BackendError, which gives the drafter up."""
-        if self._future is None:
-            return self._default
-        while not self._thread.is_lost:
+        """Wait for it. Raises what the work raised, except for a BackendError, which gives the drafter up.
+
+        Waits are counted, not timed: a process that was stopped for a while has not hung. A sign of life may come from
+        what was started before.
+        """
+        thread, num_silent = self._thread, 0
+        while self._future is not None and not thread.is_lost:
+            signs = thread.signs
             try:
-                return self._future.result(max(0.0, self._sign + self._thread.patience_s - time.monotonic()))
-            except TimeoutError:
-                if not self._future.done() and time.monotonic() - self._sign >= self._thread.patience_s:
-                    self._thread.lose(f"no sign of life for {self._thread.patience_s:g} s")
+                return self._future.result(thread.patience_s / LOOKS)
             except BackendError as error:
-                self._thread.lose(str(error))
+                thread.lose(str(error))
+            except TimeoutError as error:
+                if self._future.done() and self._future.exception() is error:
+                    raise  # the drafter's own
+                num_silent = num_silent + 1 if thread.signs == signs else 0
+                if num_silent == LOOKS:
+                    thread.lose(f"no sign of life for {thread.patience_s:g} s")
         return self._default
 
     def _run(self) -> _T:
-        self._sign = time.monotonic()
+        self._thread.signs += 1
         return self._thread.use(self._work, self._alive)
 
     def _alive(self) -> bool:
-        self._sign = time.monotonic()
+        self._thread.signs += 1
         return self._thread.is_lost or self._cancelled()
 
 

@@ -68,7 +68,8 @@ class LookAhead:
         if self._outcome != "kept" or self._rest is None:
             return None
         draft = self._rest.result()
-        return draft, self._ended - self._began, max(0.0, min(self._ended, self._judged) - self._began)
+        draft_s = max(0.0, self._ended - self._began)  # a drafter that is given up never ends
+        return draft, draft_s, max(0.0, min(self._ended, self._judged) - self._began)
 
     def stop(self) -> None:
         """End the drafting within a token."""

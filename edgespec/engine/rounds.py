@@ -13,7 +13,9 @@ from edgespec.drafters.base import DraftRequest
 from edgespec.engine.draft_thread import DraftThread
 from edgespec.verifiers.base import Interrupted, Rows, ScoreRequest, Verifier
 
-KEEP = 4  # rounds for which a plan that works is kept: making one costs as much as judging a draft
+# Making a plan costs as much as judging a draft: one that works is kept for some rounds, and the longer nothing is
+# drafted the longer it is left at that.
+KEEP, KEEP_QUIET = 4, 16
 
 
 class Guide:
@@ -27,7 +29,7 @@ class Guide:
         self.policy, self.costs, self.prior = policy, costs or Costs(), prior
         self.track = Track(prior)
         self._plans: dict[bool, Plan] = {}
-        self._num_kept = 0
+        self._num_kept = self._num_quiet = 0
         self._learned = 0.0
 
     def plan(self, *, overlapped: bool = False) -> Plan:
@@ -52,13 +54,12 @@ class Guide:
         if self.prior is not None:
             self.prior.observe(round_)
         self._num_kept += 1
-        if not round_.accepted or self._num_kept >= KEEP:
-            self.plan_anew()
+        self._num_quiet = 0 if any(plan.length for plan in self._plans.values()) else self._num_quiet + 1
+        quiet = min(self._num_quiet // 2, KEEP_QUIET)
+        if self._num_kept >= (quiet if self._num_quiet else KEEP if round_.accepted else 0):
+            self._plans.clear()
+            self._num_kept = 0
         return round_
-
-    def plan_anew(self) -> None:
-        self._plans.clear()
-        self._num_kept = 0
 
 
 def running(sequence: Sequence, cancelled: Cancelled) -> bool:

@@ -22,7 +22,7 @@ from edgespec.drafters.base import Drafter, DraftRequest
 from edgespec.engine.draft_thread import DraftThread, Pending, empty
 from edgespec.engine.look_ahead import MAX_AHEAD
 from edgespec.engine.loops import overlapped, plain, sequential
-from edgespec.engine.rounds import KEEP, Guide, commit, request, running
+from edgespec.engine.rounds import KEEP, KEEP_QUIET, Guide, commit, request, running
 from edgespec.errors import EdgespecError
 from edgespec.verifiers.base import Interrupted, Rows, ScoreRequest, Verifier
 
@@ -234,8 +234,9 @@ class Scheduler:
                     groups.setdefault(job.guide.policy, []).append((job, job.guide.track))
             for policy, members in groups.items():
                 found = policy.plans([track for _, track in members], self._costs)
-                for (job, _), plan in zip(members, found, strict=True):
-                    job.plan, job.plan_steps = plan, KEEP if job.guide and job.guide.track.num_rounds else 1
+                keep = KEEP if any(plan.length for plan in found) else KEEP_QUIET
+                for (job, track), plan in zip(members, found, strict=True):
+                    job.plan, job.plan_steps = plan, keep if track.num_rounds else 1
         for job in jobs:
             job.plan_steps = max(0, job.plan_steps - 1)
         return [job.plan for job in jobs]
@@ -307,7 +308,7 @@ class Drafting:
         if self._pending is None:
             return
         drafts = self._pending.result()
-        draft_s, hidden_s = self._ended - self._began, max(0.0, min(self._verified, self._ended) - self._began)
+        draft_s, hidden_s = (max(0.0, end - self._began) for end in (self._ended, min(self._verified, self._ended)))
         for (job, wanted), draft in zip(self._asked, drafts, strict=True):
             job.num_drafter_held = len(wanted.tokens)
             if len(wanted.tokens) == len(job.sequence.tokens):

@@ -85,9 +85,9 @@ def check_reachable(endpoints: abc.Iterable[Endpoint], timeout_s: float = TIMEOU
                 f"the worker at {endpoint} accepts connections and then says nothing for {timeout_s:g} s; it serves "
                 "one client at a time: end the other, or start one more worker on another port"
             ) from None
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have, such as a..b
             start = f"edgespec worker --host {endpoint.host} --port {endpoint.port}"
-            reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or error
+            reason = "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", 0) or error
             raise BackendError(f"no worker at {endpoint}: {reason}; start it there: {start}") from error
 
 
