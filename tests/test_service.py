@@ -109,6 +109,64 @@ def test_a_verifier_that_hangs_ends_the_requests_and_not_the_program() -> None:
     verifier.gate.set()
 
 
+def test_closing_does_not_wait_for_a_verifier_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+    verifier = Gated(num_ctx=64, num_slots=4)
+    runtime = serve(verifier=verifier, patience_s=0.2)
+    verifier.gate.clear()
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(runtime.generate, "abc", params(1))
+        while not runtime._service.num_running:
+            threading.Event().wait(0.001)
+        runtime.close()
+        assert isinstance(result.exception(), BackendError)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the verifier gave no sign of life for 0.2 s and is left to the end of the process"
+    ]
+    verifier.gate.set()
+
+
+def test_a_runtime_may_be_closed_on_the_thread_of_its_drafter() -> None:
+    """Where the garbage collector happens to find it."""
+    verifier, drafter = Gated(num_ctx=64), FakeDrafter(logits=endless)
+    runtime = Runtime(verifier, drafter, FakeTokenizer())  # type: ignore[arg-type]
+    thread = runtime._service._drafter
+    assert thread is not None
+    thread.start(lambda *_: runtime.close(), never, None).result()
+    runtime._service._owner._thread.join(10)
+    with pytest.raises(ClosedError):
+        verifier.score([ScoreRequest(0, [1], 1)])
+    with pytest.raises(ClosedError):
+        drafter.propose([])
+
+
+def test_closing_waits_for_whoever_encodes() -> None:
+    """The tokenizer reads what closing frees."""
+    reading, let_go, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(FakeTokenizer):
+        def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+            reading.set()
+            let_go.wait(10)
+            assert not closed.is_set()
+            return super().encode(text, add_special=add_special, parse_special=parse_special)
+
+    class Noted(Gated):
+        def close(self) -> None:
+            closed.set()
+            super().close()
+
+    runtime = Runtime(Noted(num_ctx=64), None, Slow())  # type: ignore[arg-type]
+    with ThreadPoolExecutor(2) as pool:
+        encoded = pool.submit(runtime.encode, "abc")
+        reading.wait(10)
+        closing = pool.submit(runtime.close)
+        assert not closed.wait(0.1)
+        let_go.set()
+        assert len(encoded.result()) == 3
+        closing.result()
+    assert closed.is_set()
+
+
 def test_a_drafter_that_fails_is_in_the_list_of_steps_down() -> None:
     class Failing(FakeDrafter):
         def propose(self, requests: Any, cancelled: Any = never) -> Any:

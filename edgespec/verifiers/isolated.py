@@ -84,7 +84,7 @@ class IsolatedVerifier:
         self._check_open()
         check_requests(self, requests)
         if self._child is None:
-            self._open()
+            self._open(cancelled)
         spans = [Span(r.slot, list(r.tokens), 0, len(r.tokens), r.num_rows) for r in requests]
         return collected(spans, self._max_rows, lambda group: self._score(group, cancelled))
 
@@ -106,14 +106,15 @@ class IsolatedVerifier:
         if self._closed:
             raise ClosedError("this verifier is closed; open a new one")
 
-    def _open(self) -> None:
+    def _open(self, cancelled: Cancelled = never) -> None:
+        """Cannot be cancelled; ``cancelled`` is asked as a sign of life, since weights may take minutes to read."""
         if self._workers:
             check_supported()
             check_reachable(self._workers)
         self._child = ChildProcess(self._patience_s)
         asked = {"options": asdict(self._options), "workers": [str(endpoint) for endpoint in self._workers]}
         try:
-            ready = json.loads(self._ask(Kind.OPEN, json.dumps(asked, default=str).encode()))
+            ready = json.loads(self._ask(Kind.OPEN, json.dumps(asked, default=str).encode(), cancelled))
         except errors.EdgespecError:
             self._drop()
             raise

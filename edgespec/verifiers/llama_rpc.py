@@ -156,8 +156,7 @@ def start_worker(host: str, port: int, num_threads: int) -> None:
     num_threads  of the CPU device, where that is what is lent
 
     llama.cpp itself tells of its clients on standard output, and of what fails on standard error.
-    Raises MissingDependencyError, ParameterError, BackendError (the port
-    is taken, a device does not start).
+    Raises MissingDependencyError, ParameterError, BackendError (the port is taken, a device does not start).
     """
     check_supported()
     check_int("port", port, 1, MAX_PORT)

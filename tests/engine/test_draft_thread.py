@@ -61,9 +61,10 @@ def test_a_drafter_that_fails_costs_no_token(loop: str, after: int, caplog: pyte
 def test_a_drafter_that_hangs_costs_no_token(loop: str, after: int) -> None:
     let_go, degraded, one = threading.Event(), Degraded(), sequence(SETTINGS["sampled"])
     thread = DraftThread(Failing(after, lambda: void(let_go.wait(30))), degraded, patience_s=0.05)
-    list(LOOPS[loop](one, thread, FakeVerifier(), Guide(Fixed(3))))
+    rounds = list(LOOPS[loop](one, thread, FakeVerifier(), Guide(Fixed(3))))
     assert one.tokens == run_plain(SETTINGS["sampled"]).tokens
     assert [step["to"] for step in degraded.as_list()] == ["plain"]
+    assert all(round_.draft_s >= 0.0 for round_ in rounds)
     let_go.set()
     thread.close()
 
@@ -80,20 +81,46 @@ def test_closing_does_not_wait_for_a_drafter_that_hangs() -> None:
     let_go.set()
 
 
-def test_a_slow_drafter_that_shows_signs_of_life_is_waited_for() -> None:
-    class Slow(FakeDrafter):
-        def propose(
-            self, requests: abc.Sequence[DraftRequest], cancelled: abc.Callable[[], bool] = lambda: False
-        ) -> list[Draft]:
-            for _ in range(10):
-                threading.Event().wait(0.02)
-                cancelled()
-            return super().propose(requests, cancelled)
+def test_closing_does_not_wait_for_a_drafter_whose_hanging_nobody_noticed() -> None:
+    let_go = threading.Event()
+    thread = DraftThread(Failing(0, lambda: void(let_go.wait(30))), patience_s=0.05)
+    thread.start(lambda drafter, asked: drafter.propose([REQUEST], asked), never, [])
+    thread.close()
+    assert thread.is_lost
+    assert not let_go.is_set()
+    let_go.set()
 
+
+class Slow(FakeDrafter):
+    """Takes twice the patience of the tests below, with signs of life."""
+
+    def propose(
+        self, requests: abc.Sequence[DraftRequest], cancelled: abc.Callable[[], bool] = lambda: False
+    ) -> list[Draft]:
+        for _ in range(10):
+            threading.Event().wait(0.02)
+            cancelled()
+        return super().propose(requests, cancelled)
+
+
+@pytest.mark.parametrize("num_before", [0, 2])
+def test_a_slow_drafter_that_shows_signs_of_life_is_waited_for(num_before: int) -> None:
     thread = DraftThread(Slow(), patience_s=0.1)
+    for _ in range(num_before):
+        thread.start(lambda drafter, asked: drafter.propose([REQUEST], asked), never, [])
     (draft,) = thread.propose([REQUEST], never)
     assert len(draft.tokens) == 3
     assert not thread.is_lost
+    thread.close()
+
+
+def test_a_time_out_inside_the_drafter_is_its_own_error() -> None:
+    def late() -> None:
+        raise TimeoutError("a lock")
+
+    thread = DraftThread(Failing(0, late))
+    with pytest.raises(TimeoutError, match="a lock"):
+        thread.propose([REQUEST], never)
     thread.close()
 
 

@@ -89,6 +89,8 @@ def test_a_port_nobody_listens_on_is_an_error_with_the_command() -> None:
 def test_a_host_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(BackendError, match=r"no worker at no-such-host\.invalid:1: .*start it there"):
         check_reachable([Endpoint("no-such-host.invalid", 1)])
+    with pytest.raises(BackendError, match=r"no worker at a\.\.b:1: .*start it there"):
+        check_reachable([Endpoint("a..b", 1)])
 
 
 def test_one_that_says_nothing_is_called_busy() -> None:
