@@ -20,7 +20,7 @@ from edgespec.degraded import Degraded
 from edgespec.devices.placement import Placement, Wanted, lower, place, step_down
 from edgespec.devices.probe import Box, usable_cpus, usable_threads
 from edgespec.devices.profile import Profile
-from edgespec.devices.threads import Threads, split
+from edgespec.devices.threads import Threads, pin, places, split
 from edgespec.drafters import vocabulary
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.lookup import LookupDrafter
@@ -105,6 +105,7 @@ class Opening:
         found = self._known(box)
         placement = self.place(box, found)
         threads = self._threads(placement, found)
+        self._pin(threads)
         verifier = self.open_verifier(placement, threads)
         tokenizer = Tokenizer(verifier.model)
         drafter = self._open_drafter(verifier, tokenizer, threads)
@@ -176,6 +177,13 @@ class Opening:
             asked_verifier=asked_verifier,
             asked_draft=asked_draft,
         )
+
+    def _pin(self, threads: Threads) -> None:
+        """Before either backend starts threads, which stay where the thread is that starts them."""
+        cpus = places(threads) if self.order.profile.speculation.pin else None
+        if cpus is not None:
+            pin(cpus[0])
+            self.draft_owner.submit(lambda: pin(cpus[1])).result()
 
     # Both models
 

@@ -197,7 +197,8 @@ class Service:
                 for event in self._scheduler.step():
                     self._deliver(event)
         except Exception as error:  # each caller's thread raises it
-            for request in self._active.values():
+            for job, request in self._active.items():
+                job.stop_loop()
                 request.end(error)
             self._active.clear()
             self._scheduler = self._new_scheduler()

@@ -23,13 +23,17 @@ def show(text: str) -> None:
 def collect(stream: Stream, show_text: abc.Callable[[str], None]) -> Result:
     """Read a stream to its end, showing text on the way; Ctrl-C ends it and keeps what came."""
     got: list[Chunk] = []
+    is_cancelled = False
     with stream:
         while not got or got[-1].finish_reason is None:
             try:
                 got.append(next(stream))
                 show_text(got[-1].text)
             except KeyboardInterrupt:
+                if is_cancelled:
+                    raise  # whoever asks twice does not want to wait for the round to end
                 stream.cancel()
+                is_cancelled = True
     return Result.of(got)
 
 

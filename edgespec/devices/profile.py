@@ -144,12 +144,14 @@ class Speculation(Section):
     num_candidates         the draft length of policy "fixed", and the first one of "threshold"
     max_speculative_steps  how far the draft model may run ahead of the verifier; 0: not at all
     mode                   "auto" takes what pays on this box; the others are taken as they are
+    pin                    each side keeps to CPUs of its own where both work at the same time
     """
 
     num_candidates: int = number(7, 0, 32)
     max_speculative_steps: int = number(8, 0, 64)
     policy: str = one_of("goodput", POLICIES)
     mode: str = one_of("auto", MODES)
+    pin: bool = False
 
 
 @dataclass(frozen=True, slots=True)

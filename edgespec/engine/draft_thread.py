@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc as abc
+import time
 from concurrent.futures import Future, TimeoutError
 from typing import Generic, TypeVar
 
@@ -92,7 +93,20 @@ class Pending(Generic[_T]):
 
     def __init__(self, thread: DraftThread, work: Work[_T], cancelled: Cancelled, default: _T) -> None:
         self._thread, self._work, self._cancelled, self._default = thread, work, cancelled, default
+        self._looked, self._signs, self._num_silent = time.monotonic(), thread.signs, 0
         self._future: Future[_T] | None = None if thread.is_lost else thread.run(self._run)
+
+    def is_over(self) -> bool:
+        """Whether ``result`` need not wait. Asked again and again, it gives a drafter up that hangs."""
+        thread, now = self._thread, time.monotonic()
+        if self._future is None or self._future.done() or thread.is_lost:
+            return True
+        if now - self._looked >= thread.patience_s / LOOKS:
+            self._num_silent = self._num_silent + 1 if thread.signs == self._signs else 0
+            self._looked, self._signs = now, thread.signs
+            if self._num_silent >= LOOKS:
+                thread.lose(f"no sign of life for {thread.patience_s:g} s")
+        return thread.is_lost
 
     def result(self) -> _T:
         """Wait for it. Raises what the work raised, except for a BackendError, which gives the drafter up.

@@ -102,14 +102,23 @@ class Reading:
 
     def __init__(self, sequence: Sequence, drafter: DraftThread, guide: Guide, cancelled: Cancelled) -> None:
         self._stop = threading.Event()
+        self._pending: Pending[list[Draft]] | None = None
         wanted = request(sequence, list(sequence.tokens), Plan(1))
         if guide.track.num_rounds == 0 and guide.plan().length == 0 and wanted.num_draft > 0:
-            drafter.start(
+            self._pending = drafter.start(
                 lambda drafter, asked: drafter.propose([wanted], asked),
                 lambda: self._stop.is_set() or cancelled(),
                 [Draft(len(wanted.tokens))],
             )
             guide.track.num_read = len(wanted.tokens)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a draft would not have to wait for it."""
+        if self._pending is not None and self._pending.is_over():
+            self._pending.result()  # raises what is no failure of the drafter's
+            self._pending = None
+        return self._pending is None
 
     def stop(self) -> None:
         self._stop.set()

@@ -12,7 +12,7 @@ import collections.abc as abc
 from edgespec.core.sequence import Cancelled, Draft, Round, Sequence, never
 from edgespec.engine.draft_thread import DraftThread
 from edgespec.engine.look_ahead import MAX_AHEAD, LookAhead, Reading
-from edgespec.engine.rounds import Guide, commit, propose, running, verify
+from edgespec.engine.rounds import NOTHING, Guide, commit, propose, running, verify
 from edgespec.verifiers.base import Verifier
 
 
@@ -50,8 +50,10 @@ def overlapped(
     try:
         while running(sequence, cancelled):
             kept = ahead.kept() if ahead else None
-            draft, draft_s, hidden_s = kept or (*propose(sequence, drafter, guide.plan(), cancelled), 0.0)
-            ahead = LookAhead(sequence, draft, drafter, guide.plan(overlapped=True), max_ahead, cancelled)
+            plan = guide.plan() if reading.is_over else NOTHING
+            draft, draft_s, hidden_s = kept or (*propose(sequence, drafter, plan, cancelled), 0.0)
+            plan = guide.plan(overlapped=True) if reading.is_over else NOTHING
+            ahead = LookAhead(sequence, draft, drafter, plan, max_ahead, cancelled)
             rows, verify_s = verify(sequence, draft, verifier, cancelled)
             if rows is not None:
                 yield guide.learn(ahead.judge(commit(sequence, draft, rows, draft_s, verify_s, hidden_s)))

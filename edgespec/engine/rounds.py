@@ -16,6 +16,7 @@ from edgespec.verifiers.base import Interrupted, Rows, ScoreRequest, Verifier
 # Making a plan costs as much as judging a draft: one that works is kept for some rounds, and the longer nothing is
 # drafted the longer it is left at that.
 KEEP, KEEP_QUIET = 4, 16
+NOTHING = Plan(0)
 
 
 class Guide:

@@ -22,13 +22,12 @@ from edgespec.drafters.base import Drafter, DraftRequest
 from edgespec.engine.draft_thread import DraftThread, Pending, empty
 from edgespec.engine.look_ahead import MAX_AHEAD
 from edgespec.engine.loops import overlapped, plain, sequential
-from edgespec.engine.rounds import KEEP, KEEP_QUIET, Guide, commit, request, running
+from edgespec.engine.rounds import KEEP, KEEP_QUIET, NOTHING, Guide, commit, request, running
 from edgespec.errors import EdgespecError
 from edgespec.verifiers.base import Interrupted, Rows, ScoreRequest, Verifier
 
 Mode = Literal["plain", "sequential", "overlapped"]
 
-NOTHING = Plan(0)
 CHUNK = 512  # prompt tokens evaluated beside other sequences' rounds: a long prompt does not hold them up for longer
 
 
@@ -246,7 +245,10 @@ class Scheduler:
         due = [job for job in jobs if job.num_missing <= 1]
         asked: list[tuple[Job, DraftRequest]] = []
         for job, plan in zip(due, self._plans(due), strict=True):
-            wanted = request(job.sequence, job.sequence.tokens[: job.num_drafter_held + CHUNK], plan)
+            read = job.sequence.tokens[: job.num_drafter_held + CHUNK]
+            wanted = request(job.sequence, read, plan)
+            if len(read) < len(job.sequence.tokens):
+                wanted = replace(wanted, num_draft=min(wanted.num_draft, 1))
             if wanted.num_draft > 0:
                 asked.append((job, wanted))
         return Drafting(asked, self._drafter)

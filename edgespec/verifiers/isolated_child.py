@@ -45,6 +45,8 @@ class Child:
                 send(self._connection, Kind.INTERRUPTED)
             except EdgespecError as error:
                 send_json(self._connection, Kind.FAILED, {"error": type(error).__name__, "message": str(error)})
+            except OSError as error:  # of this box, and not that the parent hung up
+                send_json(self._connection, Kind.FAILED, {"error": "BackendError", "message": str(error)})
             else:
                 send_json(self._connection, Kind.DONE, content)
 
