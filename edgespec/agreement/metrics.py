@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgespec.agreement.result import TEMPERATURE, TOP_K, Scores
-from edgespec.core.sampling import Floats, Head, Ids, Row, Stream, distribution, most_likely, pick
+from edgespec.core.head import Head, Ids
+from edgespec.core.sampling import Floats, Row, Stream, distribution, most_likely, pick
 from edgespec.core.sequence import Distribution, SamplingParams
 
 NUM_DRAWS = 4  # with different seeds, of what the rule ``coupled`` would accept

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from edgespec.core.head import Head
 from edgespec.core.prefix import num_common
-from edgespec.core.sampling import Head
 from edgespec.drafters.files import unreadable
 from edgespec.drafters.onnx_manifest import MANIFEST
 from edgespec.errors import ModelNotFoundError

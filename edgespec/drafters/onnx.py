@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from edgespec.core.check import check_int
+from edgespec.core.head import Head
 from edgespec.core.prefix import num_common
-from edgespec.core.sampling import Head, Stream, distribution, lead, most_likely, penalise, pick, scores
+from edgespec.core.sampling import Stream, distribution, lead, most_likely, penalise, pick, scores
 from edgespec.core.sequence import Cancelled, Candidate, Distribution, Draft, never
 from edgespec.drafters.base import DraftRequest
 from edgespec.drafters.onnx_open import open_model, read_tokens

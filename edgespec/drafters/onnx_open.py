@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.core.sampling import Head
+from edgespec.core.head import Head
 from edgespec.drafters import vocabulary
 from edgespec.drafters.files import read_text, unreadable
 from edgespec.drafters.onnx_fixed import FixedCacheModel

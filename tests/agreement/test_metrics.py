@@ -12,7 +12,7 @@ from scipy.special import log_softmax
 
 from edgespec.agreement.metrics import NUM_DRAWS, Shared, Tally, overlap, position_tally
 from edgespec.agreement.result import TEMPERATURE, TOP_K, Agreement
-from edgespec.core.sampling import Head
+from edgespec.core.head import Head
 from edgespec.core.sequence import Distribution
 from edgespec.errors import BackendError
 

@@ -17,7 +17,8 @@ from scipy import stats
 
 from edgespec.core import acceptance
 from edgespec.core.acceptance import judge
-from edgespec.core.sampling import Head, Stream, distribution, pick
+from edgespec.core.head import Head
+from edgespec.core.sampling import Stream, distribution, pick
 from edgespec.core.sequence import Distribution, Draft, Rule, SamplingParams
 from tests.core import reference
 

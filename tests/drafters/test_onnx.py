@@ -13,7 +13,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from edgespec.core.sampling import Head, Stream, distribution, pick
+from edgespec.core.head import Head
+from edgespec.core.sampling import Stream, distribution, pick
 from edgespec.core.sequence import SamplingParams
 from edgespec.drafters import vocabulary
 from edgespec.drafters.base import DraftRequest
