@@ -257,9 +257,11 @@ class Opening:
         if not _is_model(drafter):
             key = replace(key, draft="lookup")
         try:
-            found = self._known_of_lookup(key) or calibration.quick(
-                verifier, drafter, self.draft_owner.submit, key, threads, cancelled=self.cancelled
-            )
+            found = self._known_of_lookup(key)
+            if found is None:
+                logger.info("measuring what rounds cost on this box, once; `edgespec calibrate` does so thoroughly")
+                run_draft = self.draft_owner.submit
+                found = calibration.quick(verifier, drafter, run_draft, key, threads, cancelled=self.cancelled)
         except BackendError as error:
             logger.warning("what rounds cost could not be measured: %s", error)
             return None, drafter

@@ -162,12 +162,15 @@ def _fail(message: str, exit_code: int) -> int:
 
 @contextlib.contextmanager
 def _log_to_stderr() -> abc.Iterator[None]:
-    """The library's warnings, a line each."""
+    """What the library has to say, a line each."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("edgespec: %(message)s"))
     logger = logging.getLogger("edgespec")
     logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
     try:
         yield
     finally:
+        logger.setLevel(level)
         logger.removeHandler(handler)

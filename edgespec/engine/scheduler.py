@@ -227,11 +227,13 @@ class Scheduler:
     def _plans(self, jobs: abc.Sequence[Job]) -> list[Plan]:
         """A plan for each job, in order: those of one policy share its width. Plans are kept for some steps."""
         if any(job.plan_steps == 0 for job in jobs):
-            groups: dict[Policy, list[tuple[Job, Track]]] = {}
+            groups: list[tuple[Policy, list[tuple[Job, Track]]]] = []  # a policy need not be hashable
             for job in jobs:
-                if job.guide is not None:
-                    groups.setdefault(job.guide.policy, []).append((job, job.guide.track))
-            for policy, members in groups.items():
+                if (guide := job.guide) is not None:
+                    if (members := next((group for policy, group in groups if policy == guide.policy), None)) is None:
+                        groups.append((guide.policy, members := []))
+                    members.append((job, guide.track))
+            for policy, members in groups:
                 found = policy.plans([track for _, track in members], self._costs)
                 keep = KEEP if any(plan.length for plan in found) else KEEP_QUIET
                 for (job, track), plan in zip(members, found, strict=True):

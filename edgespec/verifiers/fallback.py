@@ -10,7 +10,7 @@ from typing import Any
 from edgespec.core.sequence import Cancelled, never
 from edgespec.degraded import Degraded
 from edgespec.errors import BackendError, ClosedError, ContextLengthError
-from edgespec.verifiers.base import Rows, ScoreRequest, Verifier
+from edgespec.verifiers.base import Interrupted, Rows, ScoreRequest, Verifier
 from edgespec.verifiers.llama_vocabulary import Vocabulary
 
 logger = logging.getLogger("edgespec")
@@ -86,6 +86,9 @@ class FallbackVerifier:
         try:
             return self._score(requests, cancelled)
         except BackendError as error:
+            if cancelled():  # nobody waits for the rows: whoever comes next opens what is gone
+                logger.warning("the verifier failed after its request was cancelled: %s", error)
+                raise Interrupted from error
             logger.warning("the verifier failed and is tried once more: %s", error)
         while True:
             try:

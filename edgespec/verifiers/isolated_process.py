@@ -22,6 +22,7 @@ logger = logging.getLogger("edgespec")
 COMMAND = (sys.executable, "-m", "edgespec.verifiers.isolated_child")
 POLL_S = 0.05  # how often a wait looks at ``cancelled`` and at the signs of life
 END_S = 2.0
+CANCELLED_S = 10.0  # of silence are enough where nobody waits for the answer any more
 SAID_BYTES = 4096  # how much of its last words is read
 
 
@@ -70,14 +71,15 @@ class ChildProcess:
     def ask(self, kind: Kind, payload: bytes, cancelled: Cancelled = never) -> tuple[Kind, bytes]:
         """Send a message and wait for the answer; what the child logs is logged here.
 
-        Raises BackendError when the child dies, or gives no sign of life for ``patience_s``.
+        Raises BackendError when the child dies, or gives no sign of life for ``patience_s``; once cancelled, for
+        CANCELLED_S at most.
         """
         self.memory.cancel(False)
         try:
             return self._ask(kind, payload, cancelled)
         except TimeoutError:
             self._process.kill()
-            raise self._silent() from None
+            raise self._silent(self._patience_s) from None
         except (EOFError, OSError):
             raise self._died() from None
         except BaseException:
@@ -113,9 +115,9 @@ class ChildProcess:
 
     def _first_bytes(self, cancelled: Cancelled) -> bytes:
         """Waits are counted, not timed: a clock that jumps, or a stop of both processes, is nobody's silence."""
-        beats, num_silent = self.memory.beats, 0
+        beats, num_silent, patience_s = self.memory.beats, 0, self._patience_s
         self._connection.settimeout(POLL_S)
-        while num_silent * POLL_S < self._patience_s:
+        while num_silent * POLL_S < patience_s:
             try:
                 data = self._connection.recv(HEAD.size)
             except TimeoutError:
@@ -126,13 +128,14 @@ class ChildProcess:
                 raise EOFError
             if cancelled():
                 self.memory.cancel()
+                patience_s = min(patience_s, CANCELLED_S)
             if self.memory.beats != beats:
                 beats, num_silent = self.memory.beats, 0
-        raise TimeoutError
+        raise self._silent(patience_s)
 
-    def _silent(self) -> BackendError:
+    def _silent(self, seconds: float) -> BackendError:
         return BackendError(
-            f"the verifier's process gave no sign of life for {self._patience_s:g} s and was ended; "
+            f"the verifier's process gave no sign of life for {seconds:g} s and was ended; "
             "check its device and its workers, and try again"
         )
 

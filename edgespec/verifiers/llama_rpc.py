@@ -76,10 +76,12 @@ def check_supported() -> None:
 
 
 def check_reachable(endpoints: abc.Iterable[Endpoint], timeout_s: float = TIMEOUT_S) -> None:
-    """Raise BackendError unless something answers at each endpoint. Plain sockets: nothing of llama.cpp is touched."""
+    """Raise BackendError unless something answers at each endpoint, ParameterError where two of them are one worker:
+    it would wait for itself. Plain sockets: nothing of llama.cpp is touched."""
+    found: dict[object, Endpoint] = {}
     for endpoint in endpoints:
         try:
-            _greet(endpoint, timeout_s)
+            first = found.setdefault(_greet(endpoint, timeout_s), endpoint)
         except _SilentError:
             raise BackendError(
                 f"the worker at {endpoint} accepts connections and then says nothing for {timeout_s:g} s; it serves "
@@ -89,22 +91,26 @@ def check_reachable(endpoints: abc.Iterable[Endpoint], timeout_s: float = TIMEOU
             start = f"edgespec worker --host {endpoint.host} --port {endpoint.port}"
             reason = "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", 0) or error
             raise BackendError(f"no worker at {endpoint}: {reason}; start it there: {start}") from error
+        if first is not endpoint:
+            raise ParameterError(f"worker: got {first} and {endpoint}, which are the same; allowed: each once")
 
 
 class _SilentError(Exception):
     pass
 
 
-def _greet(endpoint: Endpoint, timeout_s: float) -> None:
-    """Connect and wait for any answer: of what it says llama.cpp itself is the judge."""
+def _greet(endpoint: Endpoint, timeout_s: float) -> object:
+    """Connect and wait for any answer: of what it says llama.cpp itself is the judge. Gives the address it has."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         connection.connect((endpoint.host, endpoint.port))
+        address: object = connection.getpeername()
         connection.sendall(HELLO)
         try:
             connection.recv(1)
         except TimeoutError:
             raise _SilentError from None
+        return address
 
 
 def add_workers(endpoints: abc.Iterable[Endpoint]) -> None:

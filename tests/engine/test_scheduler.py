@@ -153,6 +153,20 @@ def test_each_sequence_has_its_own_draft_length() -> None:
         assert [request.num_rows for request in bench.verifier.requests[1]] == [1, 2, 3, 4]
 
 
+def test_a_policy_that_cannot_be_hashed_serves_several() -> None:
+    class Own:
+        __hash__ = None  # type: ignore[assignment]  # as a dataclass that is not frozen has it
+
+        def plans(self, tracks: abc.Sequence[Track], costs: Costs, *, overlapped: bool = False) -> list[Plan]:
+            return [Plan(2)] * len(tracks)
+
+    with Bench(curves=CONSTANT) as bench:
+        for seed in range(2):
+            bench.scheduler.add(Job(make(seed), "sequential", Guide(Own(), bench.costs)))
+        bench.run(steps=2)
+        assert [request.num_rows for request in bench.verifier.requests[1]] == [3, 3]
+
+
 def test_more_jobs_than_slots_are_served_in_order() -> None:
     with Bench(num_slots=2) as bench:
         jobs = [bench.add(seed, max_tokens=6) for seed in range(6)]

@@ -163,6 +163,15 @@ def test_where_nothing_below_opens_the_next_score_opens_the_same_place_anew() ->
     assert (verifier.kind, box.degraded.as_list()) == ("gpu", [])
 
 
+def test_a_failure_that_nobody_waits_for_opens_nothing() -> None:
+    box = Box(gpu=[Failing(lost())], cpu=[FakeVerifier()])
+    verifier = box.load()
+    with pytest.raises(Interrupted):
+        verifier.score([ScoreRequest(0, PROMPT, 1)], lambda: True)
+    assert box.opened == ["gpu"]
+    assert greedy(verifier, 12) == PLAIN
+
+
 @pytest.mark.parametrize("error", [Interrupted(), ParameterError("slot"), ZeroDivisionError()])
 def test_what_is_no_failure_of_the_backend_goes_through(error: Exception) -> None:
     box = Box(gpu=[Failing(error)], cpu=[FakeVerifier()])

@@ -233,6 +233,16 @@ def test_a_silent_child_is_ended(shared: IsolatedVerifier, expected: Rows, monke
     assert np.array_equal(row_at(shared, TOKENS[:100], 5), expected)
 
 
+def test_a_silent_child_is_ended_soon_once_nobody_waits(
+    shared: IsolatedVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row_at(shared, [1])
+    monkeypatch.setattr(isolated_process, "CANCELLED_S", 0.3)
+    end_child(shared, signal.SIGSTOP)
+    with pytest.raises(BackendError, match=r"no sign of life for 0\.3 s and was ended"):
+        shared.score([ScoreRequest(0, TOKENS, 1)], lambda: True)
+
+
 def test_a_silent_child_that_does_not_even_read_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(IsolatedVerifier(replace(OPTIONS, num_ctx=400_000), patience_s=60.0)) as verifier:
         assert verifier._child is not None

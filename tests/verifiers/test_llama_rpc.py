@@ -101,10 +101,26 @@ def test_one_that_says_nothing_is_called_busy() -> None:
 
 
 def test_one_that_answers_or_hangs_up_is_left_to_the_library() -> None:
+    with answering(b"x", b"") as port:
+        for _ in range(2):
+            check_reachable([Endpoint("127.0.0.1", port)])
+
+
+def test_one_worker_by_two_names_is_refused() -> None:
+    with (
+        answering(b"x", b"x") as port,
+        pytest.raises(ParameterError, match=rf"got 127\.0\.0\.1:{port} and localhost:{port}, which are the same"),
+    ):
+        check_reachable([Endpoint("127.0.0.1", port), Endpoint("localhost", port)])
+
+
+@contextlib.contextmanager
+def answering(*answers: bytes) -> abc.Iterator[int]:
+    """The port of one that gives each connection an answer and hangs up."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            for answer in (b"x", b""):
+            for answer in answers:
                 connection, _ = listener.accept()
                 with connection:
                     connection.recv(64)
@@ -112,8 +128,7 @@ def test_one_that_answers_or_hangs_up_is_left_to_the_library() -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        for _ in range(2):
-            check_reachable([Endpoint("127.0.0.1", listener.getsockname()[1])])
+        yield listener.getsockname()[1]
         thread.join()
 
 
