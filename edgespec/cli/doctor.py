@@ -44,6 +44,8 @@ def doctor(as_json: bool, **options: Any) -> None:
     The options are those of `edgespec run`, with the same meaning. The exit code is 0 when that would run as it is
     configured, else that of the first problem. A note is good to know and nothing more.
     """
+    if options["mode"] not in (None, "auto", "plain") and options["draft"] == "none":
+        raise click.UsageError(f"--mode {options['mode']} needs a draft: it does not go with --draft none")
     from edgespec.doctor import Job, diagnose, first_problem
     from edgespec.doctor import as_json as content
 

@@ -47,6 +47,12 @@ def test_a_healthy_pair(doctor: Terminal, pair: str) -> None:
         assert "\nnote    GPU: llama.cpp lists none: both models run on the CPU\n" in out
 
 
+def test_what_run_refuses_is_refused(doctor: Terminal, pair: str) -> None:
+    code, out, err = doctor(f"{pair} --draft none --mode overlapped")
+    assert (code, out) == (2, "")
+    assert err == "Error: --mode overlapped needs a draft: it does not go with --draft none\n"
+
+
 def test_as_json(doctor: Terminal, pair: str) -> None:
     code, out, err = doctor(f"{pair} --json")
     content = json.loads(out)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from edgespec.core.costs import Costs, Curves, Overlap
-from edgespec.core.policy import Fixed
+from edgespec.core.policy import Fixed, Plan
 from edgespec.core.sequence import Draft, SamplingParams, Sequence
+from edgespec.core.track import Track
 from edgespec.drafters.base import DraftRequest
 from edgespec.engine.draft_thread import DraftThread
 from edgespec.engine.loops import plain

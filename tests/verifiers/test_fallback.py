@@ -164,7 +164,7 @@ def test_where_nothing_below_opens_the_next_score_opens_the_same_place_anew() ->
 
 
 def test_a_failure_that_nobody_waits_for_opens_nothing() -> None:
-    box = Box(gpu=[Failing(lost())], cpu=[FakeVerifier()])
+    box = Box(gpu=[Failing(lost(), lost())], cpu=[FakeVerifier()])
     verifier = box.load()
     with pytest.raises(Interrupted):
         verifier.score([ScoreRequest(0, PROMPT, 1)], lambda: True)
