@@ -19,6 +19,7 @@ from edgespec.verifiers.llama_options import LlamaOptions
 
 END_BYTES = 2**20  # of a file's beginning and end, where its header and its last weights are
 DRAFT_FILES = ("draft.toml", "*.npy", "*.onnx*", "onnx/*.onnx*")
+WHOLE_CONTEXT = 2304  # tokens that the deepest measurement needs, and its widest batch
 RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
 # What of the options changes the cost of a round, apart from what a calibration chooses itself.
 OPTIONS = (
@@ -83,7 +84,7 @@ def key_of(
         build=build_identity(),
         runtime=_runtime(),
         profile=f"{profile.name} {_short(json.dumps(as_dict(profile)))}",
-        options=" ".join(f"{name}={getattr(options, name)}" for name in OPTIONS),
+        options=" ".join([*(f"{name}={getattr(options, name)}" for name in OPTIONS), f"context={_context(options)}"]),
         threads=num_threads,
     )
 
@@ -130,6 +131,11 @@ def _runtime() -> str:
         except PackageNotFoundError:
             continue
     return ", ".join(found)
+
+
+def _context(options: LlamaOptions) -> int | str:
+    """One too short to measure all of it is a case of its own."""
+    return options.num_ctx if options.num_ctx is not None and options.num_ctx < WHOLE_CONTEXT else "whole"
 
 
 def _short(text: str) -> str:

@@ -65,6 +65,7 @@ def calibrate(
     """
     from edgespec import calibration
     from edgespec.loading import AUTO, resolve
+    from edgespec.owner import Owner
     from edgespec.survey import look_at_box
 
     with bar("calibrate") as progress:
@@ -79,7 +80,9 @@ def calibrate(
             workers=workers,
             progress=progress,
         )
-        devices = look_at_box(order.workers).devices
+        owner = Owner()  # a Ctrl-C inside one of llama.cpp's callbacks would be lost
+        devices = owner.submit(lambda: look_at_box(order.workers)).result().devices
+        owner.stop()
         key = calibration.key_of(order.options, order.draft, order.profile, devices, threads)
         known = None if force else calibration.load(key)
         is_new = known is None or known.is_quick

@@ -48,13 +48,17 @@ def doctor(as_json: bool, **options: Any) -> None:
         raise click.UsageError(f"--mode {options['mode']} needs a draft: it does not go with --draft none")
     from edgespec.doctor import Job, diagnose, first_problem
     from edgespec.doctor import as_json as content
+    from edgespec.owner import Owner
 
     found: list[Finding] = []
+    owner = Owner()  # a Ctrl-C inside one of llama.cpp's callbacks would be lost
     with bar("doctor") as progress:
-        for finding in diagnose(Job(**options), progress):
+        findings = iter(diagnose(Job(**options), progress))
+        while (finding := owner.submit(lambda: next(findings, None)).result()) is not None:
             found.append(finding)
             if not as_json:
                 _show(finding)
+    owner.stop()
     if as_json:
         print_json(content(found))
     problem = first_problem(found)

@@ -57,6 +57,12 @@ def test_the_same_again_is_the_same(gguf: Path, draft: Path) -> None:
     assert make(gguf, draft, num_threads=7) == make(gguf, draft)  # a calibration chooses threads itself
 
 
+def test_a_context_too_short_to_measure_everything_is_another(gguf: Path) -> None:
+    """Else a run in a context of 4 tokens would decide for all that come after it."""
+    assert make(gguf, num_ctx=4) != make(gguf, num_ctx=5) != make(gguf)
+    assert make(gguf, num_ctx=4096) == make(gguf, num_ctx=8192) == make(gguf)
+
+
 def test_a_moved_or_copied_model_is_the_same(gguf: Path, draft: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(draft, elsewhere / "other-name")
