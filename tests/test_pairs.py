@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.core.policy import Fixed
 from edgespec.core.sequence import SamplingParams
 from edgespec.errors import (
     EdgespecError,
@@ -302,7 +303,7 @@ def test_a_pair_folder_loads_wherever_it_lies(folder: Path, tmp_path: Path, monk
     moved = folder.rename(tmp_path / "elsewhere")
     assert what_is_missing(load_pair(str(moved))) == ""
     load_pair(str(moved)).verifier.check(moved / "verifier.gguf")
-    with load(str(moved), num_threads=1, mode="sequential") as runtime:
+    with load(str(moved), num_threads=1, mode="sequential", policy=Fixed(7)) as runtime:
         assert (runtime.verifier_name, runtime.draft_name) == ("verifier.gguf", "draft")
         assert runtime.generate("the", SamplingParams(max_tokens=4, temperature=0.0)).stats.drafted > 0
     monkeypatch.chdir(tmp_path)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.core.policy import Fixed
 from edgespec.core.sequence import SamplingParams
 from edgespec.errors import FileAccessError, MissingDependencyError, ModelFormatError, ModelNotFoundError
 from edgespec.loading import load
@@ -128,7 +129,7 @@ def test_a_draft_is_built_once(tiny: Pair, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_pair_loads_by_its_name_and_another_draft_replaces_its_own(tiny: Pair) -> None:
-    with load("tiny", num_threads=1, mode="sequential") as runtime:
+    with load("tiny", num_threads=1, mode="sequential", policy=Fixed(7)) as runtime:
         assert (runtime.verifier_name, runtime.draft_name) == ("tiny.gguf", tiny.draft_path.name)
         assert runtime.generate("the", SamplingParams(max_tokens=4, temperature=0.0)).stats.drafted > 0
     shutil.rmtree(tiny.draft_path)
