@@ -25,7 +25,13 @@ from edgespec.drafters import vocabulary
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.engine.draft_thread import NAME as DRAFT_THREAD
-from edgespec.errors import BackendError, MissingDependencyError, ModelNotFoundError, VocabularyMismatchError
+from edgespec.errors import (
+    BackendError,
+    MissingDependencyError,
+    ModelNotFoundError,
+    PromptError,
+    VocabularyMismatchError,
+)
 from edgespec.owner import Owner
 from edgespec.paths import cache_dir
 from edgespec.runtime import Mode, Runtime
@@ -110,7 +116,7 @@ class Opening:
         tokenizer = Tokenizer(verifier.model)
         drafter = self._open_drafter(verifier, tokenizer, threads)
         if found is None and drafter is not None and order.needs_costs:
-            found, drafter = self._measure(verifier, drafter, threads, box)
+            found, drafter = self._measure(verifier, drafter, tokenizer, threads, box)
         if drafter is None:
             self.draft_owner.stop()
         return Runtime(
@@ -120,6 +126,7 @@ class Opening:
             mode=order.mode or ("sequential" if found is None or not _is_model(drafter) else found.mode),
             policy=order.policy,
             curves=_curves(found, drafter),
+            received=found.received if found is not None and _is_model(drafter) else (),
             degraded=self.degraded,
             max_ahead=order.profile.speculation.max_speculative_steps,
             placement=self.placement.name,
@@ -249,7 +256,7 @@ class Opening:
     # What pays
 
     def _measure(
-        self, verifier: FallbackVerifier, drafter: Drafter, threads: Threads, box: Box
+        self, verifier: FallbackVerifier, drafter: Drafter, tokenizer: Tokenizer, threads: Threads, box: Box
     ) -> tuple[Calibration | None, Drafter]:
         """The quick calibration; a model that does not pay makes way for lookup. None where it fails: what rounds cost
         is then learned as they run."""
@@ -260,8 +267,15 @@ class Opening:
             found = self._known_of_lookup(key)
             if found is None:
                 logger.info("measuring what rounds cost on this box, once; `edgespec calibrate` does so thoroughly")
-                run_draft = self.draft_owner.submit
-                found = calibration.quick(verifier, drafter, run_draft, key, threads, cancelled=self.cancelled)
+                found = calibration.quick(
+                    verifier,
+                    drafter,
+                    self.draft_owner.submit,
+                    key,
+                    threads,
+                    usual=usual_text(tokenizer),
+                    cancelled=self.cancelled,
+                )
         except BackendError as error:
             logger.warning("what rounds cost could not be measured: %s", error)
             return None, drafter
@@ -275,6 +289,14 @@ class Opening:
     def _known_of_lookup(self, key: Key) -> Calibration | None:
         """Where it drafts instead of a model."""
         return calibration.load(key) if self.order.has_model and key.draft == "lookup" else None
+
+
+def usual_text(tokenizer: Tokenizer) -> calibration.Usual | None:
+    """None for a model whose chat template cannot be used, which whoever asks it something is told."""
+    try:
+        return calibration.usual(tokenizer)
+    except PromptError:
+        return None
 
 
 def check_files(order: Order) -> None:

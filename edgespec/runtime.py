@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from edgespec.core.costs import Curves
 from edgespec.core.policy import DEFAULT_POLICY, Policy
 from edgespec.core.sequence import FinishReason, SamplingParams, Sequence
+from edgespec.core.track import Received
 from edgespec.degraded import Degraded
 from edgespec.drafters.base import Drafter
 from edgespec.engine import lossless
@@ -115,6 +116,7 @@ class Runtime:
 
     mode, policy  what requests get that do not say otherwise; without a drafter the mode is plain
     curves        what rounds cost, measured; None: nobody knows, and no speedup is reported
+    received      how drafts of other text were received, to start from
     degraded      the steps down from how the pair was meant to run
     placement     what runs where, for people, as loaded; ``degraded`` has what came later
     max_ahead     most tokens a look-ahead drafts
@@ -131,6 +133,7 @@ class Runtime:
         mode: Mode = "sequential",
         policy: Policy = DEFAULT_POLICY,
         curves: Curves | None = None,
+        received: abc.Iterable[Received] = (),
         degraded: Degraded | None = None,
         max_ahead: int = MAX_AHEAD,
         placement: str = "",
@@ -149,7 +152,13 @@ class Runtime:
         self._end_tokens = tokenizer.end_tokens
         self._drafter = DraftThread(drafter, self.degraded, owner=draft_owner) if drafter else None
         self._service = Service(
-            verifier, self._drafter, curves=curves, max_ahead=max_ahead, owner=owner, patience_s=patience_s
+            verifier,
+            self._drafter,
+            curves=curves,
+            received=received,
+            max_ahead=max_ahead,
+            owner=owner,
+            patience_s=patience_s,
         )
         self._lock = threading.Lock()
         self._process = os.getpid()

@@ -15,7 +15,7 @@ from typing import TypeVar
 from edgespec.core.costs import FLAT, Costs, Curves
 from edgespec.core.policy import Policy
 from edgespec.core.sequence import Cancelled, Draft, FinishReason, Sequence
-from edgespec.core.track import Track
+from edgespec.core.track import Received, Track
 from edgespec.engine import lossless
 from edgespec.engine.draft_thread import DraftThread
 from edgespec.engine.look_ahead import MAX_AHEAD
@@ -96,13 +96,14 @@ class Service:
         drafter: DraftThread | None,
         *,
         curves: Curves | None = None,
+        received: abc.Iterable[Received] = (),
         max_ahead: int = MAX_AHEAD,
         owner: Owner | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._verifier, self._drafter, self._patience_s = verifier, drafter, patience_s
         self.is_measured = curves is not None
-        self.costs, self.prior = Costs(curves or FLAT), Track()
+        self.costs, self.prior = Costs(curves or FLAT), Track(received=received)
         self._max_ahead = max_ahead
         self._owner = owner or Owner()
         self._scheduler = self._new_scheduler()

@@ -102,6 +102,7 @@ ALLOWED = {
         "edgespec.engine",
         "edgespec.errors",
         "edgespec.paths",
+        "edgespec.text",
         "edgespec.verifiers",
     },
     "edgespec.bench": {

@@ -13,14 +13,16 @@ from typing import Any
 
 from edgespec.calibration.key import Key
 from edgespec.core.costs import Curves
+from edgespec.core.track import MAX_DEPTH, Received
 from edgespec.devices.threads import Threads
 from edgespec.engine.scheduler import Mode
 from edgespec.verifiers.llama_options import MAX_THREADS
 
 logger = logging.getLogger("edgespec")
 
-FORMAT = 1
+FORMAT = 2
 MAX_VALUE = 1e6  # of seconds and gains
+MAX_RECEIVED = 10_000  # drafts
 MAX_FILE_BYTES = 2**20  # a calibration has some thousand
 MODES: tuple[Mode, ...] = ("plain", "sequential", "overlapped")
 
@@ -37,6 +39,7 @@ class Calibration:
     measured_at  when, ISO 8601, UTC
     budget_s     what was allowed to be spent
     is_quick     the short version, which a first run makes
+    received     how drafts of usual text were received; none where drafting is free
     """
 
     curves: Curves
@@ -48,6 +51,7 @@ class Calibration:
     measured_at: str
     budget_s: float
     is_quick: bool
+    received: tuple[Received, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; ``from_dict`` makes the same of it."""
@@ -60,7 +64,8 @@ class Calibration:
         known = set(cls.__dataclass_fields__)
         if set(values) != known:
             raise ValueError(f"keys: got {sorted(values)}; allowed: exactly {sorted(known)}")
-        found = cls(**values | {"curves": Curves.from_dict(values["curves"]), "threads": Threads(**values["threads"])})
+        parts = {"curves": Curves.from_dict(values["curves"]), "threads": Threads(**values["threads"])}
+        found = cls(**values | parts | {"received": tuple(map(_received, values["received"]))})
         _check(found)
         return found
 
@@ -77,9 +82,22 @@ def _check(found: Calibration) -> None:
         and found.mode in MODES
         and isinstance(found.reason, str)
         and isinstance(found.measured_at, str)
+        and len(found.received) <= MAX_RECEIVED
     )
     if not right:
         raise ValueError("a value that no calibration has")
+
+
+def _received(values: Any) -> Received:
+    num_accepted, num_judged, confidences = values
+    whole = type(num_accepted) is int and type(num_judged) is int
+    if not whole or not 0 <= num_accepted <= num_judged <= num_accepted + 1 or not 0 < num_judged <= MAX_DEPTH:
+        raise ValueError("a draft that nobody judged so")
+    if confidences and not num_judged <= len(confidences) <= MAX_DEPTH:
+        raise ValueError("a draft with other confidences than tokens")
+    if not all(type(value) in (int, float) and 0.0 <= value < MAX_VALUE for value in confidences):
+        raise ValueError("a confidence that no drafter has")
+    return Received(num_accepted, num_judged, tuple(confidences))
 
 
 class _UnusableError(ValueError):

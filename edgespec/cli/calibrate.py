@@ -129,6 +129,7 @@ def _load_and_measure(
             key,
             in_turn,
             at_once,
+            usual=opening.usual_text(tokenizer),
             is_free=placement.drafter == "lookup",
             progress=progress,
             cancelled=cancelled,
@@ -176,6 +177,9 @@ def _text(found: Calibration) -> abc.Iterator[str]:
     ]
     if curves.overlap is not None:
         lines.append(("both at once", f"verify {curves.overlap.verify:.2f} x, draft {curves.overlap.draft:.2f} x"))
+    if found.received:
+        num_accepted, num_judged = (sum(counts) for counts in zip(*(one[:2] for one in found.received), strict=True))
+        lines.append(("accepted", f"{num_accepted} of {num_judged} drafted tokens of usual answers"))
     lines += [("threads", _threads(found)), ("plain", f"{_ms(found.plain_s)} ms a token")]
     lines += [("mode", f"{found.mode}: {found.reason}"), ("measured", found.measured_at)]
     width = max(len(name) for name, _ in lines)

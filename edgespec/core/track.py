@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import collections.abc as abc
 import math
 from typing import NamedTuple
 
@@ -53,11 +54,31 @@ class Outlook(NamedTuple):
         return _unsaid(np.full(max_length, acceptance), acceptance)
 
 
+class Received(NamedTuple):
+    """How a draft was received. Where the sequence ended inside it, nothing was refused.
+
+    num_accepted  of its tokens
+    num_judged    those and, if one was refused, that one
+    confidences   of at least the tokens that were judged; () where the drafter says none
+    """
+
+    num_accepted: int
+    num_judged: int
+    confidences: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, round_: Round) -> Received:
+        num_right = round_.accepted
+        num_judged = min(num_right + (len(round_.tokens) > num_right), round_.drafted, MAX_DEPTH)
+        return cls(num_right, num_judged, round_.draft.confidences)
+
+
 class Track:
     """One sequence's, or, as a ``prior``, all sequences' so far. One thread: the engine's.
 
     prior  what earlier sequences were like, to start from. It is told of the sequence that begins; its rounds the
            engine reports to both. A sequence forgets within tens of tokens, a track without a prior within hundreds
+    received  drafts of other text that it knows of, without counting them as its own
 
     num_rounds  observed, the first one of a sequence included
     quiet       rounds since the last one that anything was drafted for; goes on from the prior's
@@ -68,7 +89,7 @@ class Track:
     says        whether drafts come with confidences; None: nothing was drafted yet
     """
 
-    def __init__(self, prior: Track | None = None) -> None:
+    def __init__(self, prior: Track | None = None, received: abc.Iterable[Received] = ()) -> None:
         self.num_rounds = self.num_tokens = self.num_read = 0
         self.last = (0, 0)
         self.steps = Steps()
@@ -84,6 +105,8 @@ class Track:
         self._num_committed, self._num_begun = _TYPICAL_TOKENS, 1.0
         self._typical = prior._begin() if prior else _TYPICAL_TOKENS
         self._outlook: Outlook | None = None
+        for one in received:
+            self._learn(one)
 
     @property
     def shares(self) -> Floats:
@@ -123,14 +146,7 @@ class Track:
         self.quiet, self.num_read = 0, self.num_tokens
         self.steps = self.steps.after(round_)
         if draft.tokens:
-            self.says = bool(draft.confidences)
-        if len(draft.confidences) > 1:
-            self._uniform = len(set(draft.confidences)) == 1
-        # Where the sequence ended inside the draft, nothing was refused.
-        num_reached = min(num_right + (len(round_.tokens) > num_right), round_.drafted, MAX_DEPTH)
-        rates = self.by_confidence  # once: every observation changes them a little
-        for i in range(num_reached):
-            self._observe_token(i, i < num_right, draft.confidences[i] if draft.confidences else None, rates)
+            self._learn(Received.of(round_))
         self._observe_held_back(draft, round_)
 
     def outlook(self, max_length: int) -> Outlook:
@@ -144,6 +160,15 @@ class Track:
         typical = self._num_committed / self._num_begun
         self._num_committed, self._num_begun = 0.95 * self._num_committed, 0.95 * self._num_begun + 1.0
         return typical
+
+    def _learn(self, received: Received) -> None:
+        num_right, num_judged, confidences = received
+        self.says = bool(confidences)
+        if len(confidences) > 1:
+            self._uniform = len(set(confidences)) == 1
+        rates = self.by_confidence  # once: every observation changes them a little
+        for i in range(num_judged):
+            self._observe_token(i, i < num_right, confidences[i] if confidences else None, rates)
 
     def _observe_token(self, depth: int, right: bool, confidence: float | None, rates: Floats) -> None:
         self._by_depth.observe(depth, right)

@@ -30,23 +30,27 @@ class Advice:
     reason: str
 
 
-def advise(turns: Curves, together: Curves | None = None, *, is_free: bool = False) -> Advice:
+def advise(
+    turns: Curves, together: Curves | None = None, *, acceptance: float | None = None, is_free: bool = False
+) -> Advice:
     """Plain, sequential or overlapped.
 
     turns     measured with the threads that each side has when they take turns
     together  with those that they have when both work at once; None: they cannot, or nobody measured it
+    acceptance  of a drafted token, where that was measured
     is_free   drafting costs nothing (lookup), and therefore was not measured
     """
     if not turns.step_s and not is_free:
         return Advice("plain", 1.0, "there is no draft model")
+    acceptance = USUAL_ACCEPTANCE if acceptance is None else acceptance
     base_s = plain_s(turns, together)
-    gain, usual = speedup(turns, base_s, 1.0), speedup(turns, base_s)
+    gain, usual = speedup(turns, base_s, 1.0), speedup(turns, base_s, acceptance)
     compared = ""
     if together is not None and together.overlap is not None and together.step_s:
         gain_at_once = speedup(together, base_s, 1.0, overlapped=True)
-        usual_at_once = speedup(together, base_s, overlapped=True)
+        usual_at_once = speedup(together, base_s, acceptance, overlapped=True)
         compared = (
-            f"; at an acceptance of {USUAL_ACCEPTANCE:.0%} both at once would reach {usual_at_once:.2f} x, one after "
+            f"; at an acceptance of {acceptance:.0%} both at once would reach {usual_at_once:.2f} x, one after "
             f"the other {usual:.2f} x"
         )
         if usual_at_once >= MARGIN * max(usual, 1.0):

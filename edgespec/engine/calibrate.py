@@ -250,7 +250,7 @@ class _Drafting:
         return _Beside(self._run_draft, partial(self._propose, 1), self._sampler.clock)
 
     def _run(self, call: abc.Callable[[], _T]) -> _T:
-        return call() if self._run_draft is None else _answer(self._run_draft(call))
+        return call() if self._run_draft is None else answer(self._run_draft(call))
 
     # On the drafter's thread
 
@@ -279,7 +279,7 @@ class _Beside:
     def wait(self) -> None:
         """Until the first draft, which reads the prefix, is made."""
         if not self._began.wait(PATIENCE_S):
-            raise _no_answer()
+            raise _noanswer()
 
     def stop(self) -> None:
         self._stop.set()
@@ -287,7 +287,7 @@ class _Beside:
     def end(self) -> tuple[float, int]:
         """Seconds, and tokens drafted in them; those of the first draft not counted."""
         self.stop()
-        return _answer(self._future)
+        return answer(self._future)
 
     def _draft(self) -> tuple[float, int]:
         self._propose(NUM_AHEAD, self._stop.is_set)
@@ -331,14 +331,15 @@ def _curves(by_depth: dict[int, Samples], steps: Samples, overlap: Overlap | Non
     )
 
 
-def _answer(future: futures.Future[_T]) -> _T:
+def answer(future: futures.Future[_T]) -> _T:
+    """What the drafter's thread gives back. Raises what it raised, and BackendError where it does not answer."""
     try:
         return future.result(timeout=PATIENCE_S)
     except futures.TimeoutError:
         if future.done():  # the drafter's own error
             raise
-        raise _no_answer() from None
+        raise _noanswer() from None
 
 
-def _no_answer() -> BackendError:
+def _noanswer() -> BackendError:
     return BackendError(f"the draft model gave no answer in {PATIENCE_S:g} s; try another one, or: --draft lookup")

@@ -15,6 +15,7 @@ import pytest
 
 from edgespec.calibration import Calibration, Key, load, store
 from edgespec.core.costs import Curves, Overlap
+from edgespec.core.track import Received
 from edgespec.devices.threads import Threads
 
 KEY = Key("v 1", "d 2", ("CPU: A CPU",), 2, "build", "onnxruntime 1", "none 0", "num_slots=1", None)
@@ -23,7 +24,7 @@ CURVES = Curves(
 )
 FOUND = Calibration(
     CURVES, Threads(1, 1, spin=False, together=True), "overlapped", "it pays", 2.5, 0.01, "2026-11-30T12:00:00+00:00",
-    43.0, False,
+    43.0, False, (Received(1, 2, (3.0, 0.5)),),
 )  # fmt: skip
 
 
@@ -39,6 +40,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         FOUND,
         replace(FOUND, curves=Curves((1,), (0,), ((0.5,),)), threads=Threads(4, 4), mode="plain", is_quick=True),
         replace(FOUND, curves=replace(CURVES, overlap=None, read_s=0.001), reason="π ≥ 3"),
+        replace(FOUND, received=(Received(2, 3, (4.0, 1.5, 0.2, 3.0)), Received(4, 4), Received(0, 1, (0.1,)))),
     ],
 )
 def test_what_is_stored_is_loaded(found: Calibration) -> None:
@@ -79,8 +81,8 @@ def plant(content: bytes) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"null", b"[]", b"3", b'"text"', b"{}", b"\xff\xfe\x00", b"[" * 100_000, b'{"format": 1}', b"NaN",
-     b'{"format": 1, "key": null, "calibration": null}', bytes(2**21)],
+    [b"", b"{", b"null", b"[]", b"3", b'"text"', b"{}", b"\xff\xfe\x00", b"[" * 100_000, b'{"format": 2}', b"NaN",
+     b'{"format": 2, "key": null, "calibration": null}', bytes(2**21)],
 )  # fmt: skip
 def test_a_corrupt_file_is_ignored(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     plant(content)
@@ -98,7 +100,7 @@ def test_a_file_cut_short_anywhere_is_ignored(caplog: pytest.LogCaptureFixture) 
 
 def test_another_format_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     store(KEY, FOUND)
-    KEY.path.write_text(json.dumps(json.loads(KEY.path.read_text()) | {"format": 2}))
+    KEY.path.write_text(json.dumps(json.loads(KEY.path.read_text()) | {"format": 3}))
     assert "format" in ignored(caplog)
 
 
@@ -111,7 +113,7 @@ def test_a_file_from_other_hardware_is_ignored(caplog: pytest.LogCaptureFixture)
 
 
 def changed(path: abc.Sequence[str | int], value: Any) -> bytes:
-    content = {"format": 1, "key": KEY.as_dict(), "calibration": json.loads(json.dumps(FOUND.as_dict()))}
+    content = {"format": 2, "key": KEY.as_dict(), "calibration": json.loads(json.dumps(FOUND.as_dict()))}
     place: Any = content["calibration"]
     for step in path[:-1]:
         place = place[step]
@@ -126,6 +128,7 @@ PLACES: list[tuple[str | int, ...]] = [
     ("curves", "step_s", 0), ("curves", "overlap", "verify"), ("threads",), ("threads", "verifier"),
     ("threads", "spin"), ("mode",), ("gain",), ("plain_s",), ("budget_s",), ("is_quick",), ("reason",),
     ("measured_at",), ("unknown",), ("curves", "unknown"), ("threads", "unknown"),
+    ("received",), ("received", 0), ("received", 0, 0), ("received", 0, 1), ("received", 0, 2), ("received", 0, 2, 0),
 ]  # fmt: skip
 
 
@@ -151,7 +154,7 @@ def test_missing_values_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
     KEY.path.parent.mkdir(parents=True)
     for name in whole:
         content = {key: value for key, value in whole.items() if key != name}
-        KEY.path.write_text(json.dumps({"format": 1, "key": KEY.as_dict(), "calibration": content}))
+        KEY.path.write_text(json.dumps({"format": 2, "key": KEY.as_dict(), "calibration": content}))
         caplog.clear()
         ignored(caplog)
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from edgespec.calibration import Calibration, Key, calibrate, load, measuring, quick
+from edgespec.calibration import Calibration, Key, Usual, calibrate, load, measuring, quick
+from edgespec.core.costs import Curves, Overlap
 from edgespec.devices.threads import Threads, split, splits
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.onnx import OnnxDrafter
 from edgespec.engine import calibrate as engine
+from edgespec.engine.advice import advise
 from edgespec.engine.samples import Sampler
 from edgespec.errors import BackendError
 from edgespec.pairs import load_pair
@@ -26,7 +28,7 @@ from tests.engine.timed import DraftOwner, ScriptedClock, TimedDrafter, TimedVer
 from tests.fakes import FakeVerifier
 
 KEY = Key("v 1", "d 2", ("CPU: A CPU",), 2, "build", "onnxruntime 1", "none 0", "num_slots=1", None)
-BUDGETS = measuring.STEP_S, measuring.TURNS_S, measuring.TRY_S, measuring.TOGETHER_S
+BUDGETS = measuring.STEP_S, measuring.TURNS_S, measuring.TRY_S, measuring.TOGETHER_S, measuring.RECEIVE_S
 IN_TURN, AT_ONCE = Threads(2, 2), Threads(1, 1, spin=False, together=True)
 
 
@@ -56,6 +58,27 @@ def test_the_quick_version_is_kept_and_takes_three_seconds(owner: DraftOwner) ->
     assert found.curves.overlap.draft == pytest.approx(1.1)
     assert found.plain_s == pytest.approx(0.11)
     assert verifier.spent_s < 3.3
+
+
+def test_how_drafts_are_received_is_seen_and_kept(owner: DraftOwner) -> None:
+    clock = ScriptedClock()
+    verifier = TimedVerifier(clock, lambda width, _: 0.01 + 0.001 * width, prefill_s=0.001)
+    usual = Usual(([1, 2, 3], [4, 5, 6]))
+    found = quick(verifier, TimedDrafter(clock, lambda _: 0.002), owner.submit, KEY, IN_TURN, usual=usual, clock=clock)
+    assert load(KEY) == found
+    assert found.received
+    assert verifier.spent_s < 3.3
+    assert (
+        quick(verifier, LookupDrafter(), owner.submit, replace(KEY, draft="lookup"), IN_TURN, usual=usual).received
+        == ()
+    )
+
+
+def test_what_is_received_badly_does_not_pay_at_once() -> None:
+    """Both at once has to pay at the acceptance that was found, not at one that is usual."""
+    curves = Curves((1, 2, 4, 8), (64,), ((0.1, 0.1, 0.1, 0.1),), (1,), (0.04,), Overlap(1.05, 1.0))
+    assert advise(curves, curves, acceptance=0.98).mode == "overlapped"
+    assert advise(curves, curves, acceptance=0.1).mode == "sequential"
 
 
 def test_sides_that_take_turns_are_not_measured_together(owner: DraftOwner) -> None:
@@ -213,7 +236,7 @@ def test_the_whole_way_stays_under_a_minute(owner: DraftOwner, speed: float, on_
     box = Box(owner, 8, on_gpu=on_gpu, row_s=0.05 * speed, draft_s=0.1 * speed, prefill_s=0.05 * speed)
     box.calibrate()
     assert 5 < box.verifier.spent_s < 60
-    assert sum(BUDGETS) <= 45
+    assert sum(BUDGETS) <= 52
 
 
 def test_every_draft_model_is_closed_again(owner: DraftOwner) -> None:
@@ -302,7 +325,7 @@ def test_the_starter_pair_keeps_its_budgets(
             samplers.append(self)
 
     monkeypatch.setattr(engine, "Sampler", Spy)
-    for name, budget_s in zip(("STEP_S", "TURNS_S", "TRY_S", "TOGETHER_S"), BUDGETS, strict=True):
+    for name, budget_s in zip(("STEP_S", "TURNS_S", "TRY_S", "TOGETHER_S", "RECEIVE_S"), BUDGETS, strict=True):
         monkeypatch.setattr(measuring, name, budget_s / 4)
     found = run(load_pair("starter").verifier.find(), starter_draft, owner, 2)
     assert {1, 4, 8} <= {*found.curves.widths}

@@ -99,7 +99,7 @@ def test_a_calibration_that_is_not_one_is_measured_anew(
     code, _, err = calibrate(*pair)
     assert code == 0
     assert sum("measured anew" in line for line in err.splitlines()) == 1
-    assert json.loads(kept.read_text())["format"] == 1
+    assert json.loads(kept.read_text())["format"] == 2
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,7 @@ def test_the_text_lines_up() -> None:
         "draft               5 ms a token",
         "draft, 2 sequences  6 ms a token",
         "both at once        verify 1.20 x, draft 1.10 x",
+        "accepted            1 of 2 drafted tokens of usual answers",
         "threads             verifier 1, draft 1, at the same time",
         "plain               10 ms a token",
         "mode                overlapped: it pays",
