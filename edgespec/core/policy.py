@@ -99,14 +99,6 @@ class Goodput:
 DEFAULT_POLICY = Goodput()
 
 
-def gain(costs: Costs, acceptance: float, overlapped: bool = False, max_length: int = 16) -> float:
-    """The best speedup over plain decoding if every drafted token is accepted with this chance; 1.0: none.
-
-    overlapped  drafts are made while the verifier works
-    """
-    return _Forecast(Outlook.constant(acceptance, max_length), costs, 0, overlapped).best_gain
-
-
 # One sequence
 
 

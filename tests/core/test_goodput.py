@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from edgespec.core.costs import Costs, Curves, Overlap
-from edgespec.core.policy import Fixed, Goodput, Policy, gain
+from edgespec.core.policy import Fixed, Goodput, Policy
 from edgespec.core.sequence import Draft, Round
 from edgespec.core.track import Track
-from tests.core.worlds import SHAPES, Acceptance, Box, Result, Session, Text, curves
+from tests.core.worlds import SHAPES, Acceptance, Box, Result, Session, Text, curves, gain
 
 NEVER_SLOWER = 0.98
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from edgespec.core.costs import Costs, Curves, Overlap
-from edgespec.core.policy import DEFAULT_POLICY, MAX_DRAFT_LENGTH, Fixed, Goodput, Plan, Threshold, gain
+from edgespec.core.policy import DEFAULT_POLICY, MAX_DRAFT_LENGTH, Fixed, Goodput, Plan, Threshold
 from edgespec.core.sequence import Candidate, Draft, Round
 from edgespec.core.track import EDGES, Track
 from edgespec.errors import ParameterError
+from tests.core.worlds import gain
 
 CHEAP = Curves((1, 64), (0,), ((0.02, 0.03),), (1, 8), (0.0005, 0.001), Overlap(), 0.0001)
 DEAR = Curves((1, 64), (0,), ((0.02, 1.28),), (1,), (0.02,), Overlap())

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgespec.core.costs import Costs, Curves
-from edgespec.core.policy import Plan, Policy
+from edgespec.core.policy import Plan, Policy, _Forecast
 from edgespec.core.sequence import Candidate, Draft, Round
-from edgespec.core.track import Track
+from edgespec.core.track import Outlook, Track
 
 WRONG, RIGHT = 0, 1  # what a drafter may say; the verifier always says RIGHT
 
@@ -149,3 +149,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = {
     "AMX, Q8_0": (_MEASURED, (0.0887, 0.110, 0.124, 0.136, 0.154, 0.163, 0.195, 0.247, 0.284, 0.584)),
     "Zen 4, Q8_0": (_MEASURED, (0.0501, 0.108, 0.123, 0.133, 0.191, 0.209, 0.196, 0.266, 0.331, 0.589)),
 }
+
+
+def gain(costs: Costs, acceptance: float, overlapped: bool = False, max_length: int = 16) -> float:
+    """What the policy foresees at best over plain decoding if every drafted token is accepted with this chance."""
+    return _Forecast(Outlook.constant(acceptance, max_length), costs, 0, overlapped).best_gain
