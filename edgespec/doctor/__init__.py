@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections.abc as abc
 from dataclasses import dataclass
 
-from edgespec.doctor import box, models, software
+from edgespec.doctor import box, costs, models, software
 from edgespec.doctor.finding import Finding, as_json, first_problem, of_error
 from edgespec.doctor.job import Case, Job, Progress
 
@@ -39,6 +39,7 @@ CHECKS = (
     Check("context", models.context, ("verifier", "profile", "box")),
     Check("memory", models.memory, ("verifier", "profile", "box")),
     Check("placement", models.placement, ("verifier", "profile", "box")),
+    Check("calibration", costs.calibrated, ("llama", "profile", "box", "verifier")),
     Check("trial run", models.trial),
 )
 

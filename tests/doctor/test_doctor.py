@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from edgespec.calibration import Calibration, key_of, store
+from edgespec.core.costs import FLAT
 from edgespec.devices.profile import Device, Draft, Verifier
+from edgespec.devices.threads import Threads
 from edgespec.doctor import first_problem
 from edgespec.errors import (
     BackendError,
@@ -21,17 +24,19 @@ from edgespec.errors import (
     UnknownPairError,
     VocabularyMismatchError,
 )
+from edgespec.loading import resolve
 from tests.devices.boxes import gpu, workstation
-from tests.doctor.patients import WHATS, look, on_box, only_problem, problems, profile
+from tests.doctor.patients import PLENTY, WHATS, look, on_box, only_problem, problems, profile
 
 # Healthy
 
 
 def test_a_healthy_pair(pair: dict[str, Any]) -> None:
     findings = look(**pair)
-    assert [finding.what for finding in findings] == WHATS
+    assert [finding.what for finding in findings] == [*WHATS, "calibration"]
     assert first_problem(findings) is None
-    assert {finding.what for finding in findings if finding.status == "note"} <= {"GPU", "placement", WHATS[2]}
+    notes = {finding.what for finding in findings if finding.status == "note"}
+    assert notes <= {"GPU", "placement", "calibration", WHATS[2]}
     assert all(finding.detail and "\n" not in finding.detail + finding.remedy for finding in findings)
 
 
@@ -50,6 +55,29 @@ def test_a_healthy_gpu_box(pair: dict[str, Any], monkeypatch: pytest.MonkeyPatch
         assert findings["placement"].status == "ok"
     wanted = profile(tmp_path / "x.toml", verifier=Verifier(gpu_layers=0))
     assert first_problem(look(**pair, profile=wanted)) is None
+
+
+@pytest.mark.parametrize(
+    ("is_quick", "status", "detail"),
+    [(None, "note", "none yet"), (True, "note", "quick one"), (False, "ok", "plain: as measured")],
+)
+def test_what_rounds_cost_is_known_or_not(
+    pair: dict[str, Any],
+    is_quick: bool | None,
+    status: str,
+    detail: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "cache"))
+    if is_quick is not None:
+        order = resolve(None, pair["verifier"], pair["draft"])
+        key = key_of(order.options, order.draft, order.profile, PLENTY.devices)
+        store(key, Calibration(FLAT, Threads(1, 1), "plain", "as measured", 1.0, 0.01, "", 40.0, is_quick))
+    (finding,) = (finding for finding in look(**pair) if finding.what == "calibration")
+    assert (finding.status, detail in finding.detail) == (status, True)
+    assert (finding.remedy == "better, once: edgespec calibrate") == (status == "note")
+    assert not [one for one in look(**pair, mode="plain") if one.what == "calibration"]
 
 
 def test_a_draft_that_is_not_built_yet(monkeypatch: pytest.MonkeyPatch, starter_gguf: Path, tmp_path: Path) -> None:
@@ -153,7 +181,7 @@ def test_the_gpu_is_too_small(pair: dict[str, Any], monkeypatch: pytest.MonkeyPa
     on_box(monkeypatch, workstation(gpu(0.3)))
     findings = look(**pair)
     assert problems(findings) == ["memory", "placement"]
-    assert "one device instead of hybrid" in findings[-1].detail
+    assert "one device instead of hybrid" in findings[WHATS.index("placement")].detail
 
 
 def test_a_cache_that_the_heads_do_not_divide(pair: dict[str, Any], tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_deep_answers_a_prompt(pair: dict[str, Any], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(models, "child", answered(0, json.dumps(content).encode()))
     stages: list[str] = []
     findings = list(diagnose(Job(**pair, deep=True), lambda stage, fraction: stages.append(stage)))
-    assert [finding.what for finding in findings] == [*WHATS, "trial run"]
+    assert [finding.what for finding in findings] == [*WHATS, "calibration", "trial run"]
     assert findings[-1].detail == "8 tokens at 12.3 tokens/s, sequential"
     assert "answering a prompt" in stages
 
@@ -103,4 +103,6 @@ def test_a_message_is_split_where_it_says_what_to_do() -> None:
 
 
 def test_one_fact_one_place() -> None:
-    assert [check.what for check in doctor.CHECKS if check.what not in {"workers", "pair", "trial run"}] == WHATS
+    assert [
+        check.what for check in doctor.CHECKS if check.what not in {"workers", "pair", "calibration", "trial run"}
+    ] == WHATS
