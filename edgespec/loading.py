@@ -56,7 +56,8 @@ def load(
     num_slots    requests served at once, each with a context of its own
     num_threads  for either side; None: the usable CPUs, or fewer if the profile says so
     mode         what requests get that do not say otherwise; "auto", the default: what pays on this box, which is
-                 measured for three seconds where ``edgespec calibrate`` has not
+                 measured for three seconds where ``edgespec calibrate`` has not. None: the profile's, but a draft that
+                 is named is tried
     policy       how long drafts are; None: the profile's, which is Goodput
     workers      ``host:port`` of RPC workers whose devices the verifier may use too
     progress     called with (stage, 0..1) while a draft model is built on first use
@@ -98,7 +99,7 @@ def resolve(
     """What ``load`` would open, given the same; a draft model that is not there is built. Raises as ``load`` does."""
     chosen = _choose_pair(pair, verifier)
     device = profile if isinstance(profile, Profile) else choose_profile(profile, pair, verifier)
-    wanted = _check_mode(device.speculation.mode if mode is None else mode)
+    wanted = _check_mode(profiled_mode(device, draft) if mode is None else mode)
     workers = tuple(workers) or device.verifier.rpc
     _check_workers(workers)
     if num_threads is not None:
@@ -112,6 +113,12 @@ def resolve(
     policy = profiled_policy(device) if policy is None else policy
     options = _verifier_options(path, device, num_ctx, num_slots)
     return Order(options, draft, is_own, device, policy, wanted, num_threads, workers)
+
+
+def profiled_mode(device: Profile, draft: str | Path | None) -> str:
+    """A draft that is asked for is tried, whatever the profile says."""
+    mode = device.speculation.mode
+    return AUTO if mode == "plain" and draft not in (None, "none") else mode
 
 
 def _open(order: Order, chosen: Pair | None) -> Runtime:

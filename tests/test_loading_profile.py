@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from edgespec.core.policy import DEFAULT_POLICY, Fixed, Goodput, Policy, Thresho
 from edgespec.devices.profile import Draft, Profile, Serving, Speculation, Verifier, as_toml
 from edgespec.drafters import onnx_providers, onnx_session
 from edgespec.errors import MissingDependencyError, ParameterError, ProfileError
-from edgespec.loading import MIN_CONFIDENCE, NO_PROFILE, choose_profile, load, profiled_policy
+from edgespec.loading import MIN_CONFIDENCE, NO_PROFILE, choose_profile, load, profiled_policy, resolve
 from edgespec.runtime import Runtime
 from edgespec.verifiers.canary import MODEL
 from edgespec.verifiers.llama import LlamaOptions, LlamaVerifier
@@ -138,6 +139,23 @@ def test_a_context_beyond_what_the_model_was_trained_on_is_not_taken_from_a_prof
 )
 def test_a_profile_names_the_policy(policy: str, num_candidates: int, expected: Policy) -> None:
     assert profiled_policy(Profile("", speculation=Speculation(num_candidates, policy=policy))) == expected
+
+
+@pytest.mark.parametrize(
+    ("draft", "mode", "expected"),
+    [
+        (None, None, "plain"),
+        ("none", None, "plain"),
+        ("lookup", None, None),
+        ("lookup", "plain", "plain"),
+        ("lookup", "sequential", "sequential"),
+    ],
+)
+def test_a_draft_that_is_named_is_tried_though_the_profile_says_plain(
+    tiny_gguf: Path, draft: str | None, mode: str | None, expected: str | None
+) -> None:
+    device = replace(DEVICE, speculation=Speculation(mode="plain"))
+    assert resolve(None, tiny_gguf, draft, profile=device, mode=mode).mode == expected
 
 
 def test_profiles_that_are_not_there_or_not_right(tiny_gguf: Path, tmp_path: Path) -> None:

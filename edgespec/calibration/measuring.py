@@ -30,7 +30,7 @@ from edgespec.verifiers.base import Verifier
 logger = logging.getLogger("edgespec")
 
 QUICK_S = 3.0
-QUICK_RECEIVE_S, QUICK_TOKENS = 0.8, 24  # of the quick version, for how drafts are received
+QUICK_RECEIVE, QUICK_TOKENS = 0.25, 24  # of the quick version, to see how drafts are received
 RECEIVE_S, RECEIVE_TOKENS = 8.0, 48  # of the whole way
 STEP_S, TURNS_S, TRY_S, TOGETHER_S = 1.0, 24.0, 4.0, 14.0  # for each part of the whole way
 MARGIN = 1.03  # gain that more threads for the draft model must bring
@@ -73,7 +73,7 @@ def quick(
         curves = measure(
             verifier,
             drafts,
-            budget_s=QUICK_S - QUICK_RECEIVE_S if drafts and usual else QUICK_S,
+            budget_s=QUICK_S * (1 - QUICK_RECEIVE) if drafts and usual else QUICK_S,
             scope=QUICK,
             run_draft=run_draft,
             with_overlap=threads.together,
@@ -82,7 +82,8 @@ def quick(
             clock=clock,
         )
         if drafts is not None and usual is not None:
-            received = _received(verifier, drafts, run_draft, usual, QUICK_RECEIVE_S, QUICK_TOKENS, cancelled, clock)
+            budget_s = QUICK_S * QUICK_RECEIVE
+            received = _received(verifier, drafts, run_draft, usual, budget_s, QUICK_TOKENS, cancelled, clock)
     except BackendError as error:
         problem = str(error)
         curves = measure(verifier, None, budget_s=QUICK_S, scope=QUICK, cancelled=cancelled, clock=clock)

@@ -16,7 +16,7 @@ from edgespec.core.sequence import RULES, Rule, SamplingParams
 from edgespec.devices.profile import POLICIES, Profile
 from edgespec.engine.lossless import check_params
 from edgespec.errors import FileAccessError, PromptError
-from edgespec.loading import AUTO, MIN_CONFIDENCE, NO_PROFILE, choose_profile, load, profiled_policy
+from edgespec.loading import AUTO, MIN_CONFIDENCE, NO_PROFILE, choose_profile, load, profiled_mode, profiled_policy
 from edgespec.runtime import MODES, Runtime
 from edgespec.text.chat import Message
 
@@ -191,18 +191,11 @@ class RunOptions:
             profile=device,
             num_ctx=self.context,
             num_threads=self.threads,
-            mode=cast(Any, self._mode(device)),
+            mode=cast(Any, self.mode or profiled_mode(device, self.draft)),
             policy=self._policy(device),
             workers=self.workers,
             progress=report.progress,
         )
-
-    def _mode(self, device: Profile) -> str:
-        """What is said wins over the profile, and a draft that is asked for is tried."""
-        if self.mode is not None:
-            return self.mode
-        wanted = device.speculation.mode
-        return AUTO if wanted == "plain" and self.draft not in (None, "none") else wanted
 
     def _policy(self, device: Profile) -> Policy:
         speculation = device.speculation

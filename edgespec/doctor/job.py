@@ -12,6 +12,7 @@ from typing import TypeVar
 from edgespec.devices.probe import Box
 from edgespec.devices.profile import Profile
 from edgespec.devices.sizes import ModelShape
+from edgespec.loading import profiled_mode
 from edgespec.pairs import Pair
 from edgespec.verifiers.child import environment
 
@@ -76,7 +77,7 @@ class Case:
             return self.job.mode
         if self.job.draft == "none":
             return "plain"
-        return "auto" if self.profile is None else self.profile.speculation.mode
+        return "auto" if self.profile is None else profiled_mode(self.profile, self.job.draft)
 
     @property
     def draft_model(self) -> Path | None:
