@@ -75,7 +75,11 @@ def running(sequence: Sequence, cancelled: Cancelled) -> bool:
 
 def request(sequence: Sequence, tokens: list[int], plan: Plan) -> DraftRequest:
     """A request to draft after ``tokens``, which begin with the sequence's own; as long as could ever be committed
-    together with the verifier's own token."""
+    together with the verifier's own token.
+
+    Where a draft's tokens are drawn with noise of their own it does not end with an end token: its length, from which
+    the policy learns, would tell of noise that is drawn again should a token before that one be refused.
+    """
     params = sequence.params
     room = sequence.room - (len(tokens) - len(sequence.tokens)) - 1
     drawn = params.rule == "rejection" and not params.greedy
@@ -85,7 +89,7 @@ def request(sequence: Sequence, tokens: list[int], plan: Plan) -> DraftRequest:
         sequence.num_prompt,
         max(0, min(plan.length, room)),
         params,
-        sequence.end_tokens,
+        frozenset() if drawn else sequence.end_tokens,
         0.0 if drawn else plan.min_confidence,
     )
 

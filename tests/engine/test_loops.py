@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import collections.abc as abc
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from edgespec.core.policy import MAX_DRAFT_LENGTH, Fixed
+from edgespec.core.policy import MAX_DRAFT_LENGTH, Fixed, Plan
 from edgespec.core.sequence import Draft, Round, SamplingParams, Sequence
 from edgespec.drafters.base import DraftRequest
 from edgespec.engine.loops import plain
+from edgespec.engine.rounds import request
 from edgespec.errors import ParameterError
 from tests.engine.running import sequential
 from tests.fakes import FakeDrafter, FakeVerifier, random_logits
@@ -170,3 +172,12 @@ def test_a_min_confidence_outside_its_range_is_refused(margin: object) -> None:
 def test_a_draft_length_outside_its_range_is_refused(length: object) -> None:
     with pytest.raises(ParameterError, match="draft length"):
         Fixed(length)  # type: ignore[arg-type]
+
+
+def test_the_length_of_a_drawn_draft_tells_nothing_of_what_was_drawn() -> None:
+    """Rule ``rejection`` draws anew, with the same noise, what follows a refused token."""
+    for temperature, rule, ends in ((0.8, "rejection", False), (0.0, "rejection", True), (0.8, "coupled", True)):
+        params = SamplingParams(temperature=temperature, rule=cast(Any, rule), seed=1)
+        sequence = Sequence([1, 2], params, 64, frozenset({31}))
+        wanted = request(sequence, sequence.tokens, Plan(4, 0.5))
+        assert (bool(wanted.end_tokens), bool(wanted.min_confidence)) == (ends, ends)
