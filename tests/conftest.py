@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc as abc
+import signal
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,15 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> abc.Iterator[Path]:
         patch.setenv("EDGESPEC_CACHE_DIR", str(folder))
         patch.setenv("EDGESPEC_DATA_DIR", str(tmp_path_factory.mktemp("data")))
         yield folder
+
+
+@pytest.fixture(autouse=True)
+def signals() -> abc.Iterator[None]:
+    """What the command line does with signals is its own: a test run that is told to end has to end."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
