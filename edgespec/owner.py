@@ -6,11 +6,19 @@ import collections.abc as abc
 import queue
 import threading
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 _T = TypeVar("_T")
+_Result = TypeVar("_Result", contravariant=True)
 
 NAME = "edgespec-owner"
+
+
+class Receiver(Protocol[_Result]):
+    """Who is told how a call went, once, on the owner's thread: a Future, or something lighter. Must not raise."""
+
+    def set_result(self, result: _Result) -> None: ...
+    def set_exception(self, error: BaseException) -> None: ...
 
 
 class Owner:
@@ -20,14 +28,18 @@ class Owner:
     """
 
     def __init__(self, name: str = NAME) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Any], abc.Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Receiver[Any], abc.Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, call: abc.Callable[[], _T]) -> Future[_T]:
         future: Future[_T] = Future()
-        self._calls.put((future, call))
+        self.give(call, future)
         return future
+
+    def give(self, call: abc.Callable[[], _T], receiver: Receiver[_T]) -> None:
+        """As ``submit``, for who needs no Future: its condition costs as much as waking the thread."""
+        self._calls.put((receiver, call))
 
     def stop(self, *, wait: bool = False) -> None:
         """End the thread once what was given before is done; ``wait`` for it, unless this is the thread itself."""
@@ -42,9 +54,9 @@ class Owner:
 
     def _run(self) -> None:
         while (item := self._calls.get()) is not None:
-            future, call = item
+            receiver, call = item
             try:
-                future.set_result(call())
-            except BaseException as error:  # whoever waits for the future raises it
-                future.set_exception(error)
-            del item, future, call  # or what they hold would live until the next call
+                receiver.set_result(call())
+            except BaseException as error:  # whoever waits for the result raises it
+                receiver.set_exception(error)
+            del item, receiver, call  # or what they hold would live until the next call

@@ -23,6 +23,7 @@ MANIFEST, MODEL, TOKENS, HEAD = "draft.toml", "model.onnx", "tokens.json", "d2t.
 FORMAT = 1
 
 Progress = abc.Callable[[str, float], None]
+NO_FACTS: abc.Mapping[str, object] = {}
 
 
 def build_draft(
@@ -49,17 +50,45 @@ def build_draft(
     ModelNotFoundError, ModelFormatError, FileAccessError, or MissingDependencyError when the extra is not installed.
     """
     require("gguf", "onnx", "onnx_ir")
-    from quantize.onnx_builder import Recipe, check_recipe
     from quantize.source import open_source
 
     report = progress or (lambda stage, fraction: None)
     report("reading", 0.0)
     opened = open_source(source)
-    kept = tuple(range(opened.dimensions.num_layers)) if layers is None else tuple(layers)
-    recipe = Recipe(bits, block_size, kept, None if head is None else _ids(head))
-    check_recipe(recipe, opened.dimensions)
-    with new_folder(out, MANIFEST, force=force, sources=(source,)) as folder:
-        _write(folder, opened, recipe, report)
+    return build_draft_of(
+        opened, out, bits=bits, block_size=block_size, layers=layers, head=head, force=force, progress=progress
+    )
+
+
+def build_draft_of(
+    source: Source,
+    out: Path,
+    *,
+    bits: int = 8,
+    block_size: int = 32,
+    embedding_bits: int | None = None,
+    layers: abc.Sequence[int] | None = None,
+    head: abc.Sequence[int] | None = None,
+    facts: abc.Mapping[str, object] = NO_FACTS,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """``build_draft`` of an opened source.
+
+    embedding_bits  of the embedding table, where it is not to be as the other weights
+    facts           more to be said in the manifest, under names it does not have
+
+    Raises ValueError for a name that it has.
+    """
+    require("onnx", "onnx_ir")
+    from quantize.onnx_builder import Recipe, check_recipe
+
+    report = progress or (lambda stage, fraction: None)
+    kept = tuple(range(source.dimensions.num_layers)) if layers is None else tuple(layers)
+    recipe = Recipe(bits, block_size, kept, None if head is None else _ids(head), embedding_bits)
+    check_recipe(recipe, source.dimensions)
+    with new_folder(out, MANIFEST, force=force, sources=(source.path,)) as folder:
+        _write(folder, source, recipe, facts, report)
     report("done", 1.0)
     return out
 
@@ -72,7 +101,7 @@ def _ids(head: abc.Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.unique(ids.astype(np.int64))
 
 
-def _write(folder: Path, source: Source, recipe: Recipe, report: Progress) -> None:
+def _write(folder: Path, source: Source, recipe: Recipe, facts: abc.Mapping[str, object], report: Progress) -> None:
     import onnx
 
     from quantize.onnx_builder import build_model
@@ -88,7 +117,10 @@ def _write(folder: Path, source: Source, recipe: Recipe, report: Progress) -> No
         np.save(folder / HEAD, recipe.head)
     (folder / TOKENS).write_text(json.dumps(source.tokens), encoding="ascii")
     digests = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
-    text = tomli_w.dumps({**_manifest(source, recipe), "sha256": digests})
+    manifest = _manifest(source, recipe) | {"sha256": digests}
+    if taken := sorted(manifest.keys() & facts.keys()):
+        raise ValueError(f"{taken[0]} is the manifest's own")
+    text = tomli_w.dumps({**manifest, **facts})
     (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 
@@ -103,6 +135,8 @@ def _manifest(source: Source, recipe: Recipe) -> dict[str, int | str]:
     if recipe.head is not None:
         manifest |= {"num_head_vocab": len(recipe.head), "d2t": HEAD}
     manifest |= {"tokens": TOKENS, "bits": recipe.bits, "block_size": recipe.block_size}
+    if recipe.embedding_bits is not None:
+        manifest["embedding_bits"] = recipe.embedding_bits
     manifest |= {"source": source.path.absolute().name, "source_sha256": source.sha256()}
     return manifest | {"edgespec_version": _edgespec_version(), "onnxruntime_version": _onnxruntime_version()}
 

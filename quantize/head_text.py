@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc as abc
 import contextlib
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,24 +14,30 @@ from edgespec.errors import ModelFormatError, PromptError
 from edgespec.text.chat import ChatTemplate
 from quantize.checkpoint_config import read_json
 
-_WORDS = "\ue000"  # stands for a user's words while a template is rendered; no text has it
+# Stand for a user's words, an answer and the next words while a template is rendered; no text has them.
+_WORDS, _ANSWER, _MORE = "\ue000", "\ue001", "\ue002"
 
 
 @dataclass(frozen=True, slots=True)
 class TextSide:
     """
     encode      plain text to ids; spellings of special tokens are text
+    decode      ids to text, special tokens left out; what is no UTF-8 is replaced
     end_tokens  ids that end a text or a turn
     special     ids of all special tokens that are no padding
     start       ids before a user's first words; where there are no chats, before any text
     bridge      ids between a user's words and the answer; none where there are no chats
+    again       ids between an answer and the user's next words, that which ends the answer among them; none where there
+                is no second turn
     """
 
     encode: abc.Callable[[str], list[int]]
+    decode: abc.Callable[[abc.Sequence[int]], str]
     end_tokens: frozenset[int]
     special: frozenset[int]
     start: tuple[int, ...]
     bridge: tuple[int, ...]
+    again: tuple[int, ...] = ()
 
 
 @contextlib.contextmanager
@@ -56,6 +63,7 @@ def _of_gguf(tokenizer: Any, tokens: abc.Sequence[str]) -> TextSide:
     begin = tokenizer.encode_chat("")  # the token that begins a text, where the vocabulary asks for one
     return _text_side(
         lambda text: tokenizer.encode(text, add_special=False, parse_special=False),
+        lambda ids: b"".join(map(tokenizer.piece, ids)).decode("utf-8", "replace"),
         lambda text: tokenizer.encode(text, add_special=False, parse_special=True),
         template,
         tokens,
@@ -81,6 +89,7 @@ def _of_checkpoint(folder: Path, tokens: abc.Sequence[str]) -> TextSide:
 
     side = _text_side(
         encode,
+        lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
         encode,
         ChatTemplate(files.template, bos=files.bos, eos=files.eos),
         tokens,
@@ -134,6 +143,7 @@ def _template(folder: Path, tokenizer: dict[str, Any]) -> str | None:
 
 def _text_side(
     encode: abc.Callable[[str], list[int]],
+    decode: abc.Callable[[abc.Sequence[int]], str],
     encode_chat: abc.Callable[[str], list[int]],
     template: ChatTemplate,
     tokens: abc.Sequence[str],
@@ -144,20 +154,28 @@ def _text_side(
 ) -> TextSide:
     ends = {token for token in end_tokens if 0 <= token < len(tokens)}
     special = {token for token in special if token < len(tokens) and not is_padding(tokens[token])}
-    opening, between = _chat(template)
-    start, bridge = encode_chat(opening), encode_chat(between)
+    start, bridge, again = map(encode_chat, _chat(template))
     if start[: len(begin)] != begin:
         start = begin + start
     ends |= special.intersection(bridge[:1])  # it ends the user's turn, so the answer's too
     start = start or sorted(ends)[:1] or [0]  # a text begins where another ended
-    return TextSide(encode, frozenset(ends), frozenset(special), tuple(start), tuple(bridge))
+    return TextSide(encode, decode, frozenset(ends), frozenset(special), tuple(start), tuple(bridge), tuple(again))
 
 
-def _chat(template: ChatTemplate) -> tuple[str, str]:
-    """What stands before a user's words, and between them and the answer; "" without a template."""
+def _chat(template: ChatTemplate) -> tuple[str, str, str]:
+    """What stands before a user's words, between them and the answer, and between that and the user's next words; ""
+    without a template."""
+    opening, found, between = _rendered(template, _WORDS).partition(_WORDS)
+    if not found:
+        return "", "", ""
+    _, _, after = _rendered(template, _WORDS, _ANSWER, _MORE).partition(_ANSWER)
+    again, found, _ = after.partition(_MORE)
+    return opening.rstrip(" "), between, again.rstrip(" ") if found else ""  # a word brings its own space
+
+
+def _rendered(template: ChatTemplate, *contents: str) -> str:
+    """A conversation that the user begins; "" where the template refuses it."""
+    turns = zip(itertools.cycle(("user", "assistant")), contents, strict=False)
     with contextlib.suppress(PromptError):
-        text = template.render([{"role": "user", "content": _WORDS}])
-        opening, found, between = text.partition(_WORDS)
-        if found:
-            return opening.rstrip(" "), between  # a word brings its own space
-    return "", ""
+        return template.render([{"role": role, "content": content} for role, content in turns])
+    return ""

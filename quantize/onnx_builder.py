@@ -50,13 +50,20 @@ NONE: Attributes = {}
 class Recipe:
     """What to make of a source: the weights' width, the layers to keep in order, the verifier ids the head speaks.
 
-    ``head`` None keeps the whole vocabulary; otherwise its ids are ascending and unique.
+    ``head`` None keeps the whole vocabulary; otherwise its ids are ascending and unique. ``embedding_bits`` None: as
+    the other weights.
     """
 
     bits: int
     block_size: int
     layers: tuple[int, ...]
     head: NDArray[np.int64] | None = None
+    embedding_bits: int | None = None
+
+    @property
+    def table_bits(self) -> int:
+        """Of the embedding."""
+        return self.bits if self.embedding_bits is None else self.embedding_bits
 
 
 def num_ctx(dimensions: Dimensions) -> int:
@@ -67,7 +74,8 @@ def num_ctx(dimensions: Dimensions) -> int:
 def check_recipe(recipe: Recipe, dimensions: Dimensions) -> None:
     """Raises ParameterError unless the source can be made into that."""
     _check_choice("bits", recipe.bits, ALLOWED_BITS)
-    if recipe.bits != FULL_PRECISION:
+    _check_choice("embedding_bits", recipe.table_bits, ALLOWED_BITS)
+    if not recipe.bits == recipe.table_bits == FULL_PRECISION:
         _check_choice("block_size", recipe.block_size, ALLOWED_BLOCK_SIZES)
     layers, known = recipe.layers, range(dimensions.num_layers)
     if not layers or len(set(layers)) < len(layers) or not set(layers) <= set(known):
@@ -173,18 +181,18 @@ class _Graph:
         return self.op("Add", [product, bias]) if bias else product
 
     def block_linear(self, x: str, name: str, matrix: BlockMatrix, bias: str = "") -> str:
-        bits, block_size = self.recipe.bits, self.recipe.block_size
         tensors = matrix.initializers(name)
         self.initializers += tensors
         inputs = [x, *(tensor.name for tensor in tensors)]
         if bias:
             inputs += [""] * (5 - len(inputs)) + [bias]  # its place is the sixth
-        sizes = {"N": matrix.shape[0], "K": matrix.shape[1], "bits": bits, "block_size": block_size}
-        return self.op("MatMulNBits", inputs, {"accuracy_level": _INT8_ACTIVATIONS, **sizes})
+        sizes = {"N": matrix.shape[0], "K": matrix.shape[1]}
+        packing = {"bits": matrix.bits, "block_size": self.recipe.block_size, "accuracy_level": _INT8_ACTIVATIONS}
+        return self.op("MatMulNBits", inputs, sizes | packing)
 
     def embedding(self) -> str:
         matrix, scale = self.source.matrix("token_embd.weight"), self.dimensions.width**0.5
-        x = self.full_embedding(matrix) if self.recipe.bits == FULL_PRECISION else self.block_embedding(matrix)
+        x = self.full_embedding(matrix) if self.recipe.table_bits == FULL_PRECISION else self.block_embedding(matrix)
         if not self.architecture.scales_embedding:
             return x
         return self.op("Mul", [x, self.constant("embedding.scale", np.array(scale, dtype=np.float32))])
@@ -194,12 +202,12 @@ class _Graph:
         return self.op("Gather", ["embedding", "input_ids"])
 
     def block_embedding(self, matrix: Matrix) -> str:
-        self.table = self.weights.blocks(matrix)
+        self.table = self.weights.blocks(matrix, bits=self.recipe.table_bits)
         flat = (matrix.shape[0], self.table.values.shape[1] * self.table.values.shape[2])
         values, *others = self.table.initializers("embedding", flat)
         self.initializers += [values, *others]
         inputs = [values.name, "input_ids", *(tensor.name for tensor in others)]
-        packing = {"bits": self.recipe.bits, "block_size": self.recipe.block_size, "quantize_axis": 1}
+        packing = {"bits": self.table.bits, "block_size": self.recipe.block_size, "quantize_axis": 1}
         x, width = self.op("GatherBlockQuantized", inputs, packing), self.dimensions.width
         if width % self.recipe.block_size == 0:
             return x
@@ -284,7 +292,7 @@ class _Graph:
         last = self.op("Slice", [x, self.ints(-1), self.ints(np.iinfo(np.int64).max), self.ints(1)])
         matrix = self.source.matrix("token_embd.weight" if self.source.tied else "output.weight")
         rows = self.recipe.head
-        if self.table and self.source.tied and rows is None:
+        if self.table and self.table.bits == self.recipe.bits and self.source.tied and rows is None:
             logits = self.block_linear(last, "head", self.table)
         else:
             logits = self.linear(last, "head", matrix if rows is None else matrix.take(rows))

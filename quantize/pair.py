@@ -146,6 +146,11 @@ def check_corpus(corpus: abc.Sequence[Path], asked: int | None, profile: Profile
         raise ParameterError("corpus: it chooses the ids of a trimmed head, and none is asked for; give head_vocab too")
 
 
+def pair_name(folder: Path) -> str:
+    """What a pair in this folder is called: of the folder's name what a manifest allows."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).lstrip("._-")[:100] or "pair"
+
+
 def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
@@ -273,8 +278,7 @@ class _Job:
         from quantize.draft import MANIFEST as DRAFT_MANIFEST
 
         d = self.profile.draft
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", out.resolve().name).lstrip("._-")[:100] or "pair"
-        top: dict[str, Any] = {"format": FORMAT, "name": name}
+        top: dict[str, Any] = {"format": FORMAT, "name": pair_name(out)}
         verifier_name, draft_name = self.info.name or self.info.path.stem, _stem(self.source.path)
         top["description"] = f"{verifier_name} as {self.kind}, drafted by {draft_name} at {d.bits} bits"
         top |= {"license": self._license(), "profile": self.profile.name}

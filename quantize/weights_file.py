@@ -48,6 +48,7 @@ class BlockMatrix:
     of a row is filled up with zeros. Without zeros, the zero is the middle of the values' range.
     """
 
+    bits: int
     shape: tuple[int, int]
     values: Place
     scales: Place
@@ -63,11 +64,8 @@ class WeightsFile:
     """Appends arrays. Not thread-safe; the caller owns the stream and closes it."""
 
     def __init__(self, stream: BinaryIO, bits: int, block_size: int) -> None:
-        self._stream, self._block_size = stream, block_size
-        # With a zero of its own, an 8-bit block holds the 16 or 32 levels of GGUF's 4- and 5-bit types with a minimum
-        # nearly as they are. At 4 bits a zero was measured to gain nothing.
-        self._symmetric = bits != 8
-        self._quantizer = _quantizer(bits, block_size, self._symmetric)
+        self._stream, self._bits, self._block_size = stream, bits, block_size
+        self._quantizer = _quantizer(bits, block_size)
 
     def array(self, values: NDArray[Any]) -> Place:
         return self.rows([values])
@@ -80,19 +78,22 @@ class WeightsFile:
             num_rows += len(part)
         return Place(part.dtype, (num_rows, *part.shape[1:]), offset)
 
-    def blocks(self, *matrices: Matrix) -> BlockMatrix:
-        """Quantize matrices that read the same input, stacked along their outputs."""
+    def blocks(self, *matrices: Matrix, bits: int | None = None) -> BlockMatrix:
+        """Quantize matrices that read the same input, stacked along their outputs; ``bits`` where not the file's."""
+        bits = self._bits if bits is None else bits
+        quantizer = self._quantizer if bits == self._bits else _quantizer(bits, self._block_size)
         offset, scales, zeros = self._align(), [], []
         for rows in slices(*matrices):
-            values, row_scales, row_zeros = self._quantizer.qbits_block_quant(self._inputs_first(rows))
+            values, row_scales, row_zeros = quantizer.qbits_block_quant(self._inputs_first(rows))
             self._stream.write(values.data)
             scales.append(row_scales.reshape(len(rows), -1))  # flat in older versions
-            if not self._symmetric:
+            if not _is_symmetric(bits):
                 zeros.append(row_zeros.reshape(len(rows), -1))
         all_scales = self.rows(scales)
-        all_zeros = None if self._symmetric else self.rows(zeros)
+        all_zeros = None if _is_symmetric(bits) else self.rows(zeros)
         shape = (all_scales.shape[0], *values.shape[1:])
-        return BlockMatrix((shape[0], matrices[0].shape[1]), Place(values.dtype, shape, offset), all_scales, all_zeros)
+        whole = Place(values.dtype, shape, offset)
+        return BlockMatrix(bits, (shape[0], matrices[0].shape[1]), whole, all_scales, all_zeros)
 
     def _inputs_first(self, rows: Floats) -> Floats:
         """Transposed, with zeros up to whole blocks: the quantizer's own filling means other weights."""
@@ -115,7 +116,13 @@ def slices(*matrices: Matrix) -> abc.Iterator[Floats]:
             yield matrix.read(start, min(start + step, matrix.shape[0]))
 
 
-def _quantizer(bits: int, block_size: int, symmetric: bool) -> Any:
+def _is_symmetric(bits: int) -> bool:
+    """With a zero of its own, an 8-bit block holds the 16 or 32 levels of GGUF's 4- and 5-bit types with a minimum
+    nearly as they are. At 4 bits a zero was measured to gain nothing."""
+    return bits != 8
+
+
+def _quantizer(bits: int, block_size: int) -> Any:
     """ONNX Runtime's. Its import sets up logging for the whole program, which is not ours to do: undone here."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -123,5 +130,5 @@ def _quantizer(bits: int, block_size: int, symmetric: bool) -> Any:
 
     root.handlers[:] = handlers
     root.setLevel(level)
-    config = nbits.DefaultWeightOnlyQuantConfig(block_size=block_size, is_symmetric=symmetric, bits=bits)
+    config = nbits.DefaultWeightOnlyQuantConfig(block_size=block_size, is_symmetric=_is_symmetric(bits), bits=bits)
     return nbits.DefaultWeightOnlyQuantizer(config)

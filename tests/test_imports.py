@@ -35,6 +35,7 @@ ALLOWED = {
         "edgespec.core",
         "edgespec.devices",
         "edgespec.drafters",
+        "edgespec.engine",
         "edgespec.errors",
         "edgespec.paths",
         "edgespec.text",
@@ -142,6 +143,8 @@ ONLY = {
     "tokenizers": ("quantize",),
     "click": ("edgespec.cli",),
     "jinja2": ("edgespec.text.chat",),
+    "matplotlib": ("edgespec.agreement.plots",),
+    "torch": ("quantize.distill",),
 }
 
 

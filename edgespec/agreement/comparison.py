@@ -13,7 +13,7 @@ from edgespec.agreement.result import Agreement
 from edgespec.agreement.scorers import Encode, Progress, Scorer, is_checkpoint, opened
 from edgespec.agreement.texts import Piece, cut, read_texts
 from edgespec.core.check import check_int
-from edgespec.core.sampling import Row, most_likely
+from edgespec.core.ranking import Row, most_likely
 from edgespec.devices.probe import usable_threads
 from edgespec.drafters import vocabulary
 from edgespec.errors import BackendError, ParameterError

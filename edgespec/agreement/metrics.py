@@ -9,7 +9,8 @@ import numpy as np
 
 from edgespec.agreement.result import TEMPERATURE, TOP_K, Scores
 from edgespec.core.head import Head, Ids
-from edgespec.core.sampling import Floats, Row, Stream, distribution, most_likely, pick
+from edgespec.core.ranking import Row, most_likely
+from edgespec.core.sampling import Floats, Stream, distribution, pick
 from edgespec.core.sequence import Distribution, SamplingParams
 
 NUM_DRAWS = 4  # with different seeds, of what the rule ``coupled`` would accept

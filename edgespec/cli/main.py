@@ -23,6 +23,7 @@ COMMANDS = {
     "calibrate": ("edgespec.cli.calibrate", "calibrate", "Measure what rounds cost on this box, once."),
     "doctor": ("edgespec.cli.doctor", "doctor", "Say whether a run would go as configured, and what mends it."),
     "quantize": ("edgespec.cli.quantize", "quantize", "Make the files a device should run, and say what they cost."),
+    "distill": ("edgespec.cli.distill", "distill", "Train a draft model for a verifier of yours."),
     "models": ("edgespec.cli.models", "models", "List, check and download pairs."),
     "profiles": ("edgespec.cli.profiles", "profiles", "What devices can do; which one this is."),
     "bench": ("edgespec.cli.bench", "bench", "Compare the modes, on another device by simulation."),

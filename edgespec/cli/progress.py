@@ -28,10 +28,12 @@ def bar(label: str) -> abc.Iterator[Progress]:
 class _Bar:
     def __init__(self, label: str) -> None:
         self._label, self._stage, self._start = label, "", time.monotonic()
+        self._first: float | None = None  # fraction, above 0 where earlier work is gone on with
         self._open = False  # whether the cursor stands at the end of a bar
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
 
     def update(self, stage: str, fraction: float) -> None:
+        self._first = fraction if self._first is None else self._first
         if self._terminal:
             click.echo(f"\r\x1b[K{self._line(stage, fraction)}", nl=False, err=True)
             self._open = True
@@ -43,7 +45,8 @@ class _Bar:
         done = min(max(fraction, 0.0), 1.0)
         filled = round(done * _WIDTH)
         elapsed_s = time.monotonic() - self._start
-        left = f" {elapsed_s * (1 - done) / done:.0f} s left" if _MIN_FRACTION < done < 1 else ""
+        own = done - (self._first or 0.0)
+        left = f" {elapsed_s * (1 - done) / own:.0f} s left" if own > _MIN_FRACTION and done < 1 else ""
         return f"{self._label}: {'█' * filled}{'░' * (_WIDTH - filled)} {done:4.0%} {stage}{left}"
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from edgespec.cli.layers import layer_numbers
 from edgespec.cli.output import json_option, print_json
 from edgespec.cli.progress import bar
 from edgespec.errors import FileAccessError
@@ -29,19 +30,9 @@ KEEPS = "[default: the profile's; a source that is quantized already and no larg
 def _layers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     """``0,1,26-29`` as layers."""
     try:
-        return None if value is None else tuple(layer for part in value.split(",") for layer in _range(part.strip()))
+        return None if value is None else layer_numbers(value)
     except (ValueError, OverflowError):
         raise click.BadParameter(f"got {value!r}; allowed: layers and ranges of them, as in 0,1,26-29") from None
-
-
-def _range(part: str) -> range:
-    from edgespec.devices.gguf_sizes import MAX_LAYERS
-
-    first, dash, last = part.partition("-")
-    found = range(int(first), int(last if dash else first) + 1)
-    if not 0 < len(found) <= MAX_LAYERS:
-        raise ValueError(part)
-    return found
 
 
 def _options(*options: abc.Callable[[_F], _F]) -> abc.Callable[[_F], _F]:

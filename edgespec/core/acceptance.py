@@ -21,7 +21,8 @@ import collections.abc as abc
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.core.sampling import Stream, distribution, most_likely, one_hot, penalise, pick, seed_of, uniform
+from edgespec.core.ranking import most_likely
+from edgespec.core.sampling import Stream, distribution, one_hot, penalise, pick, seed_of, uniform
 from edgespec.core.sequence import Distribution, Draft, SamplingParams, Verdict
 from edgespec.errors import ParameterError
 

@@ -262,7 +262,7 @@ def _interpolate(values: Floats, points: Floats, row: Floats) -> Floats:
 
 def _num_steps(round_: Round) -> int:
     """Tokens the drafter computed for this round."""
-    return round_.drafted + (round_.draft.held_back is not None)
+    return 0 if round_.draft.is_free else round_.drafted + (round_.draft.held_back is not None)
 
 
 class Drift:

@@ -9,25 +9,21 @@ from __future__ import annotations
 import collections.abc as abc
 import math
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.core.head import Head, Ids
+from edgespec.core.ranking import LARGEST, Row, most_likely, ranked
 from edgespec.core.sequence import Distribution, SamplingParams
-from edgespec.errors import BackendError, ParameterError
+from edgespec.errors import ParameterError
 
-Row = NDArray[np.float32]
 Floats = NDArray[np.float64]
 Tokens = abc.Sequence[int] | Ids
 
 _SMALLEST = 1e-300  # weights below it would vanish when they are normalised
-_LARGEST = float(np.finfo(np.float32).max)
 # Any colder and a quotient overflows; from here on all but the very largest logits have weight 0 already.
 _COLDEST = 1e-200
-_COLUMN = 64
-_FOLDS = 8
 _CHUNK = 1 << 14
 _NUCLEUS = 256
 
@@ -62,17 +58,6 @@ def distribution(
         return one_hot(best if head is None else int(head.ids[best]))
     ids, weights = _selected(row, params)
     return Distribution(ids if head is None else head.ids[ids], weights / weights.sum())
-
-
-def most_likely(row: Row) -> tuple[int, float]:
-    """The index of the largest logit, the lowest one of equals, and that logit. Raises as ``distribution`` does."""
-    best = int(row.argmax())  # argmax stops at a NaN, so one look at its answer finds every kind of broken row
-    top = float(row[best])
-    if not math.isfinite(top):
-        raise BackendError(
-            f"the largest of {len(row)} logits is {top}; a row needs a finite one and no NaN; check the model file"
-        )
-    return best, top
 
 
 def one_hot(token: int) -> Distribution:
@@ -133,7 +118,7 @@ def _assign(row: Row, places: Ids, logits: Floats) -> None:
     Those that are not finite stay: no parameter lifts a ban or hides a broken row.
     """
     before = row[places]
-    row[places] = np.where(np.isfinite(before), np.clip(logits, -_LARGEST, _LARGEST), before)
+    row[places] = np.where(np.isfinite(before), np.clip(logits, -LARGEST, LARGEST), before)
 
 
 # Temperature and filters. A weight is a probability before normalising, exp((logit - top) / temperature), so the most
@@ -143,28 +128,38 @@ def _assign(row: Row, places: Ids, logits: Floats) -> None:
 def _selected(row: Row, params: SamplingParams) -> tuple[Ids, Floats]:
     """Indices (ascending) and weights of what the filters leave."""
     if params.top_p < 1.0 or 0 < params.top_k < len(row):
-        ids, weights = _head_of_ranking(row, params)
-    elif params.min_p > 0.0:
+        return _head_of_ranking(row, params)
+    if params.min_p > 0.0:
         _, top = most_likely(row)
         ids = _at_least(row, top, params)
         weights = _weights(row[ids], top, params)
     else:
         ids, weights = np.arange(len(row)), _weights(row, most_likely(row)[1], params)
-    kept = weights >= max(params.min_p, _SMALLEST)
+    kept = weights >= _least(params)
     return (ids, weights) if kept.all() else (ids[kept], weights[kept])
 
 
+def _least(params: SamplingParams) -> float:
+    """The weight without which min-p, or normalising, drops a token."""
+    return max(params.min_p, _SMALLEST)
+
+
 def _head_of_ranking(row: Row, params: SamplingParams) -> tuple[Ids, Floats]:
-    """Top-k and top-p: both keep the beginning of the ranking by logit."""
+    """Top-k and top-p, then min-p: all keep the beginning of the ranking by logit."""
     if 0 < params.top_k < len(row):
-        ids = largest(row, params.top_k)
-        weights = _weights(row[ids], float(row[ids[0]]), params)
+        ids, logits = ranked(row, params.top_k)
+        weights = _weights(logits, float(logits[0]), params)
         total = float(weights.sum())
     else:
         ids, weights, total = _nucleus(row, most_likely(row)[1], params)
     if params.top_p < 1.0:
         num = int(weights.cumsum().searchsorted(params.top_p * total)) + 1
         ids, weights = ids[:num], weights[:num]
+    if weights[-1] < _least(params):
+        num = int(np.count_nonzero(weights >= _least(params)))
+        ids, weights = ids[:num], weights[:num]
+    if len(ids) == 1:
+        return ids, weights
     order = ids.argsort()
     return ids[order], weights[order]
 
@@ -177,8 +172,8 @@ def _nucleus(row: Row, top: float, params: SamplingParams) -> tuple[Ids, Floats,
     total = sum(float(_weights(row[start : start + _CHUNK], top, params).sum()) for start in range(0, len(row), _CHUNK))
     num = _NUCLEUS
     while True:
-        ids = largest(row, num)
-        weights = _weights(row[ids], top, params)
+        ids, logits = ranked(row, num)
+        weights = _weights(logits, top, params)
         if num >= len(row) or weights[-1] < params.min_p or weights.sum() >= params.top_p * total:
             return ids, weights, total
         num *= 8
@@ -194,57 +189,7 @@ def _weights(logits: Row, top: float, params: SamplingParams) -> Floats:
 def _at_least(row: Row, top: float, params: SamplingParams) -> Ids:
     """All that min-p can keep: the threshold is a little too low, the weights decide."""
     threshold = top + 1.000001 * params.temperature * math.log(params.min_p)
-    return np.flatnonzero(row >= max(threshold, -_LARGEST))
-
-
-def largest(row: Row, num: int) -> Ids:
-    """Indices of the ``num`` largest finite logits, largest first, equal ones by index; all of them if there are fewer.
-
-    row  (n,) float32. Raises BackendError for one with NaN, +inf or nothing finite
-    """
-    ids = _above_bound(row, num)
-    ranking: Ids = ids[(-row[ids]).argsort(kind="stable")[:num]]
-    return ranking
-
-
-def _above_bound(row: Row, num: int) -> Ids:
-    """Ascending indices of a small superset of the ``num`` largest finite logits.
-
-    Fold the row into columns. The num-th largest of the column maxima is at most the num-th largest logit, so only
-    columns that reach it have to be looked at. Column maxima are contiguous reads, which is what makes this quick. Many
-    columns are folded once more: a looser bound, for less work to find it.
-    """
-    width = len(row) // _COLUMN
-    if num > width:
-        most_likely(row)
-        return np.flatnonzero(row >= _num_th_largest(row, num))
-    body = width * _COLUMN
-    folded = row[:body].reshape(_COLUMN, width)
-    maxima = folded.max(axis=0)
-    if not math.isfinite(maxima.max()) or body < len(row):  # a maximum is NaN if one of its logits is
-        most_likely(row)
-    bound = _num_th_largest(_folded_again(maxima, num), num)
-    columns = np.flatnonzero(maxima >= bound)
-    found = np.flatnonzero(folded.take(columns, axis=1) >= bound)
-    ids: Ids = found // len(columns) * width + columns[found % len(columns)]
-    return ids if body == len(row) else np.concatenate([ids, body + np.flatnonzero(row[body:] >= bound)])
-
-
-def _folded_again(maxima: Row, num: int) -> Row:
-    """The maxima of _FOLDS of them each, if that leaves several times ``num``; what is left over is left out."""
-    width = len(maxima) // _FOLDS
-    if width < 4 * num:
-        return maxima
-    again: Row = maxima[: width * _FOLDS].reshape(_FOLDS, width).max(axis=0)
-    return again
-
-
-def _num_th_largest(values: Row, num: int) -> float:
-    """The num-th largest, or the least finite number if that is -inf or there are fewer."""
-    if num >= len(values):
-        return -_LARGEST
-    place = len(values) - num
-    return max(float(np.partition(values, place)[place]), -_LARGEST)
+    return np.flatnonzero(row >= max(threshold, -LARGEST))
 
 
 # Randomness. Each value is the splitmix64 sequence (Steele, Lea, Flood 2014) of its own key: nothing has to be stored,
@@ -268,6 +213,9 @@ def pick(dist: Distribution, params: SamplingParams, position: int, stream: Stre
     """
     if params.greedy:
         return int(dist.ids[dist.probs.argmax()])
+    if len(dist.ids) == 1:
+        seed_of(params)
+        return int(dist.ids[0])
     if params.rule == "coupled":
         return int(dist.ids[scores(dist, params, position).argmax()])
     cumulative = dist.probs.cumsum()
@@ -279,12 +227,6 @@ def pick(dist: Distribution, params: SamplingParams, position: int, stream: Stre
 def scores(dist: Distribution, params: SamplingParams, position: int) -> Floats:
     """What the rule ``coupled`` takes the largest of, (n,): log probability + noise. Raises as ``pick`` does."""
     return np.log(dist.probs) + gumbel(seed_of(params), position, dist.ids)
-
-
-def lead(values: NDArray[np.floating[Any]], best: int) -> float:
-    """By how much ``values[best]``, the largest, exceeds the largest of the others; inf where there are none."""
-    others = max(values[:best].max(initial=-np.inf), values[best + 1 :].max(initial=-np.inf))
-    return float(values[best] - others)
 
 
 def seed_of(params: SamplingParams) -> int:

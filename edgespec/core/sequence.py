@@ -190,6 +190,7 @@ class Draft:
     confidences    how sure the drafter was of each token, in units of its own: more is surer. A model says by how many
                    logits the token beat the next best, lookup how many tokens matched. Empty: it does not say
     held_back      the token the draft ended before, for want of confidence; None: it ended for another reason
+    is_free        whether nothing was computed for it: it says nothing about what drafting costs
     """
 
     start: int
@@ -197,6 +198,7 @@ class Draft:
     distributions: tuple[Distribution, ...] | None = None
     confidences: tuple[float, ...] = ()
     held_back: Candidate | None = None
+    is_free: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ MIN_CANDIDATES, MAX_CANDIDATES = 3, 8  # of the rule in ``Steps``
 
 # What a runtime that has seen nothing expects: a draft model that is right in 7 of 10.
 _SHARES = np.array([0.05, 0.04, 0.03, 0.07, 0.08, 0.07, 0.10, 0.10, 0.10, 0.12, 0.10, 0.14])
-_BY_CONFIDENCE = np.array([0.35, 0.38, 0.42, 0.47, 0.52, 0.57, 0.64, 0.71, 0.78, 0.85, 0.90, 0.94])
+BY_CONFIDENCE = np.array([0.35, 0.38, 0.42, 0.47, 0.52, 0.57, 0.64, 0.71, 0.78, 0.85, 0.90, 0.94])
 _BY_DEPTH = np.full(MAX_DEPTH, 0.7)
 _MEMORY, _PRIOR_MEMORY = 96.0, 256.0  # observations after which an older one counts for little
 _TYPICAL_TOKENS = 100.0
@@ -98,7 +98,7 @@ class Track:
         self._uniform: bool = prior._uniform if prior else False
         memory = _MEMORY if prior else _PRIOR_MEMORY
         self._by_depth: Rates = Rates(prior._by_depth.rates if prior else _BY_DEPTH, memory, _DEPTH_WORTH)
-        self._by_confidence: Rates = Rates(prior._by_confidence.rates if prior else _BY_CONFIDENCE, memory, _BIN_WORTH)
+        self._by_confidence: Rates = Rates(prior._by_confidence.rates if prior else BY_CONFIDENCE, memory, _BIN_WORTH)
         self._shares = _WORTH * (prior.shares if prior else _SHARES)
         self._keep = 1.0 - 0.5 / memory
         self._right, self._expected = np.zeros(MAX_DEPTH), np.zeros(MAX_DEPTH)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc as abc
 import functools
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import numpy as np
 from edgespec.core.check import check_int
 from edgespec.core.head import Head
 from edgespec.core.prefix import num_common
-from edgespec.core.sampling import Stream, distribution, lead, most_likely, penalise, pick, scores
+from edgespec.core.ranking import foremost, lead
+from edgespec.core.sampling import Stream, distribution, penalise, pick, scores
 from edgespec.core.sequence import Cancelled, Candidate, Distribution, Draft, never
 from edgespec.drafters.base import DraftRequest
 from edgespec.drafters.onnx_open import open_model, read_tokens
@@ -107,12 +109,12 @@ class OnnxDrafter:
     def _begin(self, request: DraftRequest) -> _Work:
         """Trim the slot's cache to what it shares with the tokens, and leave at least one to evaluate."""
         known, cached = list(request.tokens), self._cached[request.slot]
-        work = _Work(request, known, cached, max(0, min(request.num_draft, self.num_ctx - len(known))))
+        work = _Work(request, known, cached, min(len(known) + request.num_draft, self.num_ctx))
         if work.done:
             return work
         keep = min(num_common(cached, known), len(known) - 1)
         if min(known[keep:]) < 0 or max(known[keep:]) >= self.num_vocab:
-            work.room = 0
+            work.end = len(known)
         else:
             del cached[keep:]
         return work
@@ -158,6 +160,8 @@ class OnnxDrafter:
         if params.rule == "rejection":
             work.distributions.append(dist)
             return pick(dist, params, position, Stream.DRAFT), None
+        if len(dist.ids) == 1:
+            return pick(dist, params, position, Stream.DRAFT), math.inf
         values = scores(dist, params, position)
         best = int(values.argmax())
         return int(dist.ids[best]), params.temperature * lead(values, best)
@@ -167,8 +171,8 @@ class OnnxDrafter:
         if head is not None and head.order is not None:
             row = row[head.order]
         row = penalise(row, request.params, work.known, request.num_prompt, head)
-        best, _ = most_likely(row)
-        return best if head is None else int(head.ids[best]), lead(row, best)
+        best, ahead = foremost(row)
+        return best if head is None else int(head.ids[best]), ahead
 
 
 @dataclass(slots=True)
@@ -177,7 +181,7 @@ class _Work:
 
     known   its tokens and what is drafted
     cached  what its slot's cache holds: the drafter's own list, a prefix of ``known``
-    room    most tokens to draft
+    end     the length of ``known`` at which the draft is done
 
     ``confidences`` and ``held_back`` are the draft's.
     """
@@ -185,7 +189,7 @@ class _Work:
     request: DraftRequest
     known: list[int]
     cached: list[int]
-    room: int
+    end: int
     distributions: list[Distribution] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     held_back: Candidate | None = None
@@ -195,12 +199,8 @@ class _Work:
         return len(self.known) - len(self.cached)
 
     @property
-    def num_drafted(self) -> int:
-        return len(self.known) - len(self.request.tokens)
-
-    @property
     def done(self) -> bool:
-        return self.num_drafted >= self.room
+        return len(self.known) >= self.end
 
     def take(self, token: int, confidence: float | None) -> None:
         """Draft ``token``, or hold it back for want of confidence; None says that nothing may be held back."""
@@ -212,7 +212,7 @@ class _Work:
             if confidence is not None:
                 self.confidences.append(confidence)
         if self.held_back is not None or token in request.end_tokens:
-            self.room = self.num_drafted
+            self.end = len(self.known)
 
     def draft(self) -> Draft:
         start = len(self.request.tokens)

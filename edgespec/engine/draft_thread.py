@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections.abc as abc
+import threading
 import time
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import TimeoutError
 from typing import Generic, TypeVar
 
 from edgespec.core.sequence import Cancelled, Draft
@@ -80,8 +81,9 @@ class DraftThread:
             except TimeoutError:
                 self.lose("it does not answer")
 
-    def run(self, work: abc.Callable[[], _T]) -> Future[_T]:
-        return self._owner.submit(work)
+    def give(self, pending: Pending[_T]) -> None:
+        """Have it run on the drafter's thread."""
+        self._owner.give(pending.run, pending)
 
     def use(self, work: Work[_T], cancelled: Cancelled) -> _T:
         """On the drafter's thread."""
@@ -92,14 +94,20 @@ class Pending(Generic[_T]):
     """Work that the drafter was given. Made by DraftThread.start; any thread may wait for it."""
 
     def __init__(self, thread: DraftThread, work: Work[_T], cancelled: Cancelled, default: _T) -> None:
-        self._thread, self._work, self._cancelled, self._default = thread, work, cancelled, default
+        self._thread, self._work, self._cancelled = thread, work, cancelled
         self._looked, self._signs, self._num_silent = time.monotonic(), thread.signs, 0
-        self._future: Future[_T] | None = None if thread.is_lost else thread.run(self._run)
+        self._default = self._result = default
+        self._error: BaseException | None = None
+        self._is_done = thread.is_lost
+        self._waiting = threading.Lock()  # held until it is done: all that one result needs
+        if not self._is_done:
+            self._waiting.acquire()
+            thread.give(self)
 
     def is_over(self) -> bool:
         """Whether ``result`` need not wait. Asked again and again, it gives a drafter up that hangs."""
         thread, now = self._thread, time.monotonic()
-        if self._future is None or self._future.done() or thread.is_lost:
+        if self._is_done or thread.is_lost:
             return True
         if now - self._looked >= thread.patience_s / LOOKS:
             self._num_silent = self._num_silent + 1 if thread.signs == self._signs else 0
@@ -115,23 +123,41 @@ class Pending(Generic[_T]):
         what was started before.
         """
         thread, num_silent = self._thread, 0
-        while self._future is not None and not thread.is_lost:
+        while not self._is_done and not thread.is_lost:
             signs = thread.signs
-            try:
-                return self._future.result(thread.patience_s / LOOKS)
-            except BackendError as error:
-                thread.lose(str(error))
-            except TimeoutError as error:
-                if self._future.done() and self._future.exception() is error:
-                    raise  # the drafter's own
-                num_silent = num_silent + 1 if thread.signs == signs else 0
-                if num_silent == LOOKS:
-                    thread.lose(f"no sign of life for {thread.patience_s:g} s")
-        return self._default
+            if self._waiting.acquire(timeout=thread.patience_s / LOOKS):
+                self._waiting.release()  # others may wait too
+            elif thread.signs != signs:
+                num_silent = 0
+            elif (num_silent := num_silent + 1) == LOOKS:
+                thread.lose(f"no sign of life for {thread.patience_s:g} s")
+        return self._default if thread.is_lost else self._outcome()
 
-    def _run(self) -> _T:
+    def _outcome(self) -> _T:
+        if isinstance(self._error, BackendError):
+            self._thread.lose(str(self._error))
+            return self._default
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    # On the drafter's thread
+
+    def run(self) -> _T:
         self._thread.signs += 1
         return self._thread.use(self._work, self._alive)
+
+    def set_result(self, result: _T) -> None:
+        self._result = result
+        self._end()
+
+    def set_exception(self, error: BaseException) -> None:
+        self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        self._is_done = True
+        self._waiting.release()
 
     def _alive(self) -> bool:
         self._thread.signs += 1

@@ -13,9 +13,9 @@ from edgespec.drafters.base import DraftRequest
 from edgespec.engine.draft_thread import DraftThread
 from edgespec.verifiers.base import Interrupted, Rows, ScoreRequest, Verifier
 
-# Making a plan costs as much as judging a draft: one that works is kept for some rounds, and the longer nothing is
-# drafted the longer it is left at that.
-KEEP, KEEP_QUIET = 4, 16
+# Making a plan costs as much as judging a draft: one that works is kept for some rounds, longer if the one before was
+# the same, and the longer nothing is drafted the longer it is left at that.
+KEEP, KEEP_SAME, KEEP_QUIET = 4, 8, 16
 NOTHING = Plan(0)
 
 
@@ -30,6 +30,7 @@ class Guide:
         self.policy, self.costs, self.prior = policy, costs or Costs(), prior
         self.track = Track(prior)
         self._plans: dict[bool, Plan] = {}
+        self._before: dict[bool, Plan] = {}
         self._num_kept = self._num_quiet = 0
         self._learned = 0.0
 
@@ -57,8 +58,9 @@ class Guide:
         self._num_kept += 1
         self._num_quiet = 0 if any(plan.length for plan in self._plans.values()) else self._num_quiet + 1
         quiet = min(self._num_quiet // 2, KEEP_QUIET)
-        if self._num_kept >= (quiet if self._num_quiet else KEEP if round_.accepted else 0):
-            self._plans.clear()
+        keep = KEEP_SAME if self._plans == self._before else KEEP
+        if self._num_kept >= (quiet if self._num_quiet else keep if round_.accepted else 0):
+            self._before, self._plans = self._plans, {}
             self._num_kept = 0
         return round_
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.core.acceptance import judge
-from edgespec.core.sampling import Stream, distribution, largest, pick
+from edgespec.core.ranking import largest
+from edgespec.core.sampling import Stream, distribution, pick
 from edgespec.core.sequence import Draft, SamplingParams
 
 VOCABULARIES = (151_936, 49_152)

@@ -5,13 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgespec.core.sampling import (
-    Head,
-    distribution,
-    largest,
-    most_likely,
-    penalise,
-)
+from edgespec.core.head import Head
+from edgespec.core.ranking import largest, most_likely
+from edgespec.core.sampling import distribution, penalise
 from edgespec.core.sequence import Distribution, SamplingParams
 from edgespec.errors import BackendError, ModelFormatError
 from tests.core import reference

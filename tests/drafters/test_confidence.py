@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.core.sampling import distribution, lead, scores
+from edgespec.core.ranking import lead
+from edgespec.core.sampling import distribution, scores
 from edgespec.core.sequence import Draft, SamplingParams
 from edgespec.drafters.base import DraftRequest
 from edgespec.drafters.lookup import LookupDrafter

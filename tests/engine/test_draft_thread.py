@@ -155,3 +155,19 @@ def test_one_thread_touches_the_drafter() -> None:
     thread.close()
     assert len(seen) == 1
     assert threading.get_ident() not in seen
+
+
+def test_any_number_of_threads_may_wait_for_one_result() -> None:
+    let_go, thread, found = threading.Event(), DraftThread(FakeDrafter()), []
+    pending = thread.start(lambda *_: let_go.wait(30), never, False)
+    waiting = [threading.Thread(target=lambda: found.append(pending.result())) for _ in range(3)]
+    for one in waiting:
+        one.start()
+    assert not pending.is_over()
+    let_go.set()
+    for one in waiting:
+        one.join(30)
+    assert found == [True] * 3
+    assert pending.is_over()
+    assert pending.result()
+    thread.close()

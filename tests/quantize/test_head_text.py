@@ -30,7 +30,8 @@ def spelled(ids: abc.Sequence[int]) -> str:
 
 def side_of(source: Path) -> TextSide:
     with open_text_side(source, open_source(source).tokens) as side:
-        assert side.encode("the <|im_end|>")  # usable within the block
+        text = "the ünd <|im_end|>"  # usable within the block
+        assert side.decode([IM_START, *side.encode(text), IM_END]) == text
         return side
 
 
@@ -44,6 +45,7 @@ def test_how_chats_begin(kind: str, tmp_path: Path) -> None:
     side = side_of(write_gguf(tmp_path / "a.gguf") if kind == "gguf" else write_checkpoint(tmp_path / "a"))
     assert spelled(side.start) == "<|im_start|>user\n"
     assert spelled(side.bridge) == "<|im_end|>\n<|im_start|>assistant\n"
+    assert spelled(side.again) == "<|im_end|>\n<|im_start|>user\n"
     assert IM_END in side.end_tokens
     assert side.special == {0, 1, 2}
 
@@ -155,7 +157,7 @@ class Scripted:
     def close(self) -> None: ...
 
 
-SIDE = TextSide(lambda text: [], frozenset({IM_END}), frozenset(), (1, 50), (IM_END, 60, 61))
+SIDE = TextSide(lambda text: [], lambda ids: "", frozenset({IM_END}), frozenset(), (1, 50), (IM_END, 60, 61))
 
 
 def test_a_user_asks_and_is_answered() -> None:
@@ -181,7 +183,7 @@ def test_words_without_end_are_cut() -> None:
 
 
 def test_running_text_is_written_to_the_end_of_the_context() -> None:
-    side = TextSide(SIDE.encode, SIDE.end_tokens, SIDE.special, (1,), ())
+    side = TextSide(SIDE.encode, SIDE.decode, SIDE.end_tokens, SIDE.special, (1,), ())
     drafter = Scripted(lambda slot: 10_000)
     list(islice(Writer(drafter, side, 12, 0).pieces(), 8))
     asked = [(len(request.tokens), request.num_draft) for request in drafter.requests if request.slot == 0]

@@ -1,0 +1,310 @@
+"""The stages of a distillation, each left out when its result is there already: text, training, export."""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import logging
+import shutil
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from edgespec.devices.probe import usable_threads
+from edgespec.errors import FileAccessError, ModelFormatError, ModelNotFoundError, ParameterError
+from quantize.distill import checkpoint
+from quantize.distill.corpus import Corpus, head_ids
+from quantize.distill.decoder import Decoder, Ids
+from quantize.distill.distilled import DistilledSource
+from quantize.distill.generate import GenerateSettings, generate
+from quantize.distill.history import History
+from quantize.distill.prompts import FilePrompts
+from quantize.distill.result import DistillResult
+from quantize.distill.room import Sizes, check_disk, check_memory, usual_rows
+from quantize.distill.settings import SETTINGS, WORK, DistillSettings, has_settings, settle
+from quantize.distill.spent import Spent
+from quantize.distill.train import train
+from quantize.distill.train_settings import TrainSettings
+from quantize.distill.writing import Speech
+from quantize.draft import MANIFEST, build_draft_of
+from quantize.folder import new_file
+from quantize.source import Source, file_sha256, open_source
+
+logger = logging.getLogger("edgespec")
+
+Progress = abc.Callable[[str, float], None]
+
+# Most of a small model's file is the embedding, which stands being stored in 4 bits better than the layers do.
+EXPORTS: abc.Mapping[str, tuple[int, int]] = {"int8": (8, 4), "int4": (4, 4)}  # bits, bits of the embedding
+CORPUS, TRAINING, HEAD, SPENT = "corpus", "training", "head.npy", "spent.json"
+
+
+def run(settings: DistillSettings, report: Progress) -> DistillResult:
+    """See quantize.distill.distill."""
+    if not settings.verifier.is_file():
+        raise ModelNotFoundError(f"no model file at {settings.verifier}; give the path of a GGUF file")
+    report("generate", 0.0)
+    source = open_source(settings.verifier)
+    settings = replace(settings.bounded(), num_rows=settings.num_rows or usual_rows(source.dimensions))
+    layers = settings.kept_layers(source.dimensions.num_layers)
+    _check_device(settings.device)
+    sizes = _sizes(settings, source, layers)
+    if settings.device == "cpu":
+        check_memory(sizes)
+    _check_out(settings)
+    check_disk(settings.out, sizes, settings.tokens)
+    _check_text(settings, source)
+    _settle(settings, source)
+    torch.set_num_threads(usable_threads(settings.threads))
+    return _Run(settings, source, layers, Spent.read(settings.work / SPENT), report).result()
+
+
+def _sizes(settings: DistillSettings, source: Source, layers: tuple[int, ...]) -> Sizes:
+    d = source.dimensions
+    num_head = min(settings.head_vocab or d.num_vocab, d.num_vocab)
+    rows = settings.num_rows or 1
+    return Sizes(d, len(layers), num_head, rows, settings.max_length, settings.batch_size * settings.max_length)
+
+
+def _check_device(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ParameterError("device: got cuda, but torch finds no CUDA device here; allowed: cpu")
+
+
+def _check_text(settings: DistillSettings, source: Source) -> None:
+    """What the first stage would only say after the folder was made."""
+    from quantize.head_text import open_text_side
+
+    if settings.prompts is not None:
+        FilePrompts(settings.prompts)
+    with open_text_side(source.path, source.tokens) as side:
+        Speech(side, source.tokens, settings.max_length, _max_answer(settings)).check()
+        num_special, num_head = len(side.end_tokens | side.special), settings.head_vocab
+    if 0 < num_head < num_special:
+        raise ParameterError(
+            f"head_vocab: got {num_head}; allowed: {num_special} (the special tokens) and more, or 0 for all"
+        )
+
+
+def _max_answer(settings: DistillSettings) -> int:
+    """Short texts have short answers."""
+    return min(GenerateSettings().max_answer, max(1, settings.max_length // 3))
+
+
+def _check_out(settings: DistillSettings) -> None:
+    """An ``out`` that is there is gone on with or replaced on demand only, and never one that is not ours."""
+    out = settings.out
+    for given in filter(None, (settings.verifier, settings.prompts)):
+        if out.resolve() in (given.resolve(), *given.resolve().parents) and settings.force:
+            raise FileAccessError(f"{out} holds {given}, which is never removed; choose another folder")
+    if _is_nothing(out):
+        return
+    if not has_settings(out):
+        raise FileAccessError(f"{out} exists and is not of a distillation, so it is left alone; choose another folder")
+    if settings.force:
+        _remove(out)
+    elif not settings.resume:
+        raise FileAccessError(f"{out} exists; go on with it (--resume), replace it (--force), or choose another folder")
+
+
+def _is_nothing(out: Path) -> bool:
+    """Whether there is no file yet; what a process killed at once leaves is an empty folder, or a file half made."""
+    if not out.is_dir():
+        return not out.exists()
+    return all(path.is_dir() or path.name.startswith(f".{SETTINGS}.") for path in out.rglob("*"))
+
+
+def _remove(out: Path) -> None:
+    """The settings last: a folder that is half removed is still known as ours."""
+    try:
+        for path in (*out.iterdir(), *(out / WORK).iterdir()):
+            if path.is_dir() and not path.is_symlink() and path.name != WORK:
+                shutil.rmtree(path)
+            elif path.name not in (WORK, SETTINGS):
+                path.unlink()
+        shutil.rmtree(out)
+    except OSError as error:
+        raise FileAccessError(f"{out} cannot be removed: {error.strerror or error}; check its permissions") from error
+
+
+def _settle(settings: DistillSettings, source: Source) -> None:
+    digests = {"verifier_sha256": source.sha256()}
+    if settings.prompts is not None:
+        digests["prompts_sha256"] = file_sha256(settings.prompts)
+    settings.work.mkdir(parents=True, exist_ok=True)
+    settle(settings, digests)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    settings: DistillSettings
+    source: Source
+    layers: tuple[int, ...]
+    spent: Spent
+    report: Progress
+
+    def result(self) -> DistillResult:
+        corpus = self.corpus()
+        head = self.head(corpus)
+        student, history = self.trained(corpus, head)
+        made_of = checkpoint.newest(self.settings.work / TRAINING)
+        assert made_of is not None
+        drafts = self.drafts(student, head, history, made_of.sha256)
+        prompts = self.settings.prompts
+        facts = {**self.settings.as_dict(), "layers": list(self.layers), "checkpoint": made_of.sha256}
+        facts |= {"verifier": self.settings.verifier.name, "prompts": prompts and prompts.name}
+        facts |= {"num_texts": len(corpus), "num_tokens_written": corpus.num_written}
+        facts |= {"num_tokens_by_task": corpus.num_written_by_task, "text_s": round(self.spent.text_s)}
+        return DistillResult(self.settings.out, self.settings.verifier, drafts, history, facts, made_of.sha256)
+
+    # ----------------------------------------------------------------------------------------------------------- text
+
+    def corpus(self) -> Corpus:
+        """Written to the end of what tokens and hours allow."""
+        folder, wanted = self.settings.work / CORPUS, (self.settings.tokens, self.settings.hours)
+        if self.spent.written_for != wanted or not folder.is_dir():
+            self.write(folder)
+            self.spent.written_for = wanted
+            self.spent.save()
+        self.report("generate", 1.0)
+        return Corpus(folder)
+
+    def write(self, folder: Path) -> None:
+        """A shard at a time where there are hours to keep: what is half written when they end would be lost."""
+        from quantize.head_text import open_text_side
+
+        teacher = Decoder.of(self.source, dtype=torch.bfloat16, device=self.settings.device)
+        with open_text_side(self.source.path, self.source.tokens) as side:
+
+            def go_on(num_tokens: int, progress: Progress) -> Corpus:
+                return generate(teacher, side, self.source.tokens, folder, self._generating(num_tokens), progress)
+
+            if self.settings.hours is None:
+                assert self.settings.tokens is not None
+                go_on(self.settings.tokens, lambda _, fraction: self.report("generate", fraction))
+            else:
+                self._write_by_the_clock(go_on)
+
+    def _generating(self, num_tokens: int) -> GenerateSettings:
+        s = self.settings
+        assert s.num_rows is not None
+        return GenerateSettings(
+            num_tokens=num_tokens,
+            seed=s.seed,
+            batch_size=s.num_rows,
+            max_length=s.max_length,
+            max_answer=_max_answer(s),
+            prompts=s.prompts,
+        )
+
+    def _write_by_the_clock(self, go_on: abc.Callable[[int, Progress], Corpus]) -> None:
+        num_tokens, shard_s = 1, 0.0
+        whole_s = self.spent.text_s + self.spent.text_left_s(self.settings)
+        while num_tokens == 1 or self.spent.text_left_s(self.settings) > shard_s / 2:
+            begun_s, before_s = time.monotonic(), self.spent.text_s
+
+            def progress(_: str, fraction: float, begun_s: float = begun_s, before_s: float = before_s) -> None:
+                by_clock = (before_s + time.monotonic() - begun_s) / whole_s
+                self.report("generate", min(0.99, by_clock))
+
+            corpus = go_on(num_tokens, progress)
+            shard_s = time.monotonic() - begun_s
+            self.spent.text_s += shard_s
+            self.spent.save()
+            if corpus.num_written >= (self.settings.tokens or float("inf")) or self._disk_is_full(corpus):
+                return
+            num_tokens = corpus.num_written + 1
+
+    def _disk_is_full(self, corpus: Corpus) -> bool:
+        """Whether another shard, and the training's checkpoints, might not fit."""
+        d = self.source.dimensions
+        shard = 2 * d.width * corpus.num_tokens // max(1, corpus.num_shards)
+        needed = 2 * shard + _sizes(self.settings, self.source, self.layers).disk_bytes(0)
+        free = shutil.disk_usage(self.settings.out).free
+        if free < needed:
+            logger.warning("the disk is nearly full (%.1f GB free): no more text is written", free / 1e9)
+        return free < needed
+
+    # -------------------------------------------------------------------------------------------------------- training
+
+    def head(self, corpus: Corpus) -> Ids | None:
+        """Chosen once: the weights belong to it. None for the whole vocabulary."""
+        from quantize.head_text import open_text_side
+
+        path, num_vocab = self.settings.work / HEAD, self.source.dimensions.num_vocab
+        num_ids = min(self.settings.head_vocab, num_vocab)
+        if num_ids in (0, num_vocab):
+            return None
+        if not path.is_file():
+            with open_text_side(self.source.path, self.source.tokens) as side:
+                ids = head_ids(corpus, num_ids, side.end_tokens | side.special, num_vocab)
+            with new_file(path, force=False) as made, made.open("wb") as stream:
+                np.save(stream, ids)
+        try:
+            chosen: Ids = np.load(path, allow_pickle=False)
+            if chosen.shape != (num_ids,) or np.any(np.diff(chosen) <= 0):
+                raise ValueError(chosen.shape)
+        except (OSError, ValueError) as error:
+            raise ModelFormatError(f"{path} is damaged; begin anew with --force") from error
+        return chosen
+
+    def trained(self, corpus: Corpus, head: Ids | None) -> tuple[Decoder, History]:
+        s = self.settings
+        self.report("train", 0.0)
+        hours = self.spent.promise(s)
+        self.spent.save()
+        settings = TrainSettings(
+            epochs=s.epochs,
+            hours=hours,
+            batch_size=s.batch_size,
+            max_length=s.max_length,
+            learning_rate=s.learning_rate,
+            hidden_weight=s.hidden_weight,
+            seed=s.seed,
+        )
+        student = Decoder.of(self.source, self.layers, head=head, device=s.device)
+        history = train(student, corpus, self._teacher_head(head), settings, s.work / TRAINING, self.report)
+        return student, history
+
+    def _teacher_head(self, head: Ids | None) -> torch.Tensor:
+        matrix = self.source.matrix("token_embd.weight" if self.source.tied else "output.weight")
+        rows = matrix if head is None else matrix.take(head)
+        return torch.from_numpy(rows.read(0, rows.shape[0])).bfloat16()
+
+    # ---------------------------------------------------------------------------------------------------------- export
+
+    def drafts(self, student: Decoder, head: Ids | None, history: History, digest: str) -> dict[str, Path]:
+        made = {}
+        for place, (name, (bits, embedding_bits)) in enumerate(EXPORTS.items()):
+            made[name] = self.settings.out / f"draft-{name}"
+            if not _is_of(made[name], digest):
+                build_draft_of(
+                    DistilledSource(self.source, student, head),
+                    made[name],
+                    bits=bits,
+                    embedding_bits=embedding_bits,
+                    head=None if head is None else head.tolist(),
+                    facts={"distilled": self._facts(history, digest)},
+                    force=True,
+                    progress=_part(self.report, "export", place / len(EXPORTS), 1 / len(EXPORTS)),
+                )
+        self.report("export", 1.0)
+        return made
+
+    def _facts(self, history: History, digest: str) -> dict[str, Any]:
+        last = history.points[-1]
+        facts = {"checkpoint": digest, "layers": list(self.layers), "seed": self.settings.seed}
+        return facts | {"num_steps": last.step, "num_tokens": last.num_tokens}
+
+
+def _part(report: Progress, stage: str, start: float, size: float) -> Progress:
+    return lambda _, fraction: report(stage, start + size * fraction)
+
+
+def _is_of(draft: Path, digest: str) -> bool:
+    """Whether it was made of that state already."""
+    manifest = draft / MANIFEST
+    return manifest.is_file() and f'"{digest}"' in manifest.read_text(encoding="utf-8")
