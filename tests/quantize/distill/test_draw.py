@@ -1,4 +1,4 @@
-"""How a teacher's next tokens are drawn: by its distribution, and at temperature 0 the likeliest in spite of rounding."""
+"""How a teacher's next tokens are drawn: by its distribution, and at temperature 0 the likeliest despite rounding."""
 
 from __future__ import annotations
 
