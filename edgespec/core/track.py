@@ -79,6 +79,7 @@ class Track:
     prior  what earlier sequences were like, to start from. It is told of the sequence that begins; its rounds the
            engine reports to both. A sequence forgets within tens of tokens, a track without a prior within hundreds
     received  drafts of other text that it knows of, without counting them as its own
+    room      most tokens the sequence may still have
 
     num_rounds  observed, the first one of a sequence included
     quiet       rounds since the last one that anything was drafted for; goes on from the prior's
@@ -89,7 +90,9 @@ class Track:
     says        whether drafts come with confidences; None: nothing was drafted yet
     """
 
-    def __init__(self, prior: Track | None = None, received: abc.Iterable[Received] = ()) -> None:
+    def __init__(
+        self, prior: Track | None = None, received: abc.Iterable[Received] = (), room: float = math.inf
+    ) -> None:
         self.num_rounds = self.num_tokens = self.num_read = 0
         self.last = (0, 0)
         self.steps = Steps()
@@ -103,7 +106,8 @@ class Track:
         self._keep = 1.0 - 0.5 / memory
         self._right, self._expected = np.zeros(MAX_DEPTH), np.zeros(MAX_DEPTH)
         self._num_committed, self._num_begun = _TYPICAL_TOKENS, 1.0
-        self._typical = prior._begin() if prior else _TYPICAL_TOKENS
+        self._room = room
+        self._typical = prior._begin(room) if prior else _TYPICAL_TOKENS
         self._outlook: Outlook | None = None
         for one in received:
             self._learn(one)
@@ -126,8 +130,10 @@ class Track:
 
     @property
     def horizon(self) -> float:
-        """How many more tokens are to be expected: as many as sequences have on average, or as this one had so far."""
-        return max(self._typical, self._num_committed - _TYPICAL_TOKENS)
+        """How many more tokens are to be expected: as many as sequences have on average, or as this one had so far, but
+        no more than it may have."""
+        num_tokens = self._num_committed - _TYPICAL_TOKENS
+        return min(max(self._typical, num_tokens), self._room - num_tokens)
 
     def observe(self, round_: Round) -> None:
         """Learn from a round; every one of the sequence, in order."""
@@ -155,10 +161,13 @@ class Track:
             self._outlook = self._foresee(max_length)
         return self._outlook
 
-    def _begin(self) -> float:
-        """Take note of a new sequence; return how many tokens they have had on average."""
+    def _begin(self, room: float) -> float:
+        """Take note of a new sequence; return how many tokens they have had on average. One that may not have so many
+        counts for as much of one as it may have: its end will tell nothing about the others."""
         typical = self._num_committed / self._num_begun
-        self._num_committed, self._num_begun = 0.95 * self._num_committed, 0.95 * self._num_begun + 1.0
+        share = min(1.0, room / typical)
+        keep = 1.0 - 0.05 * share
+        self._num_committed, self._num_begun = keep * self._num_committed, keep * self._num_begun + share
         return typical
 
     def _learn(self, received: Received) -> None:

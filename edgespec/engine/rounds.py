@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from edgespec.core.acceptance import judge
@@ -24,11 +25,14 @@ class Guide:
 
     costs  what rounds cost, followed live; shared by all sequences of a runtime
     prior  what its sequences were like so far; learns along
+    room   most tokens that this one may have yet
     """
 
-    def __init__(self, policy: Policy, costs: Costs | None = None, prior: Track | None = None) -> None:
+    def __init__(
+        self, policy: Policy, costs: Costs | None = None, prior: Track | None = None, room: float = math.inf
+    ) -> None:
         self.policy, self.costs, self.prior = policy, costs or Costs(), prior
-        self.track = Track(prior)
+        self.track = Track(prior, room=room)
         self._plans: dict[bool, Plan] = {}
         self._before: dict[bool, Plan] = {}
         self._num_kept = self._num_quiet = 0

@@ -54,6 +54,7 @@ class Job:
     plan_steps: int = 0
     cohort: int = 0
     loop: abc.Generator[Round, None, None] | None = None
+    _num_read: int = 0  # of a sequence that nothing is drafted for
 
     @property
     def num_missing(self) -> int:
@@ -63,12 +64,13 @@ class Job:
     @property
     def num_drafter_held(self) -> int:
         """How many of its tokens the drafter's cache holds."""
-        return self.guide.track.num_read if self.guide else 0
+        return self.guide.track.num_read if self.guide else self._num_read
 
     @num_drafter_held.setter
     def num_drafter_held(self, num_tokens: int) -> None:
         if self.guide:
             self.guide.track.num_read = num_tokens
+        self._num_read = num_tokens
 
     def take_draft(self) -> Draft:
         draft, self.draft = self.draft or Draft(len(self.sequence.tokens)), None

@@ -244,3 +244,25 @@ def test_steps_are_the_rule_from_any_start(start: int) -> None:
     for _ in range(20):
         many = many.after(Round((7,), Draft(0, (7,) * 5), 0)).after(Round((7,), Draft(0)))
     assert many.length(start) == 8
+
+
+def test_a_sequence_is_expected_to_go_on_as_others_did_but_not_beyond_its_room() -> None:
+    prior = Track()
+    for _ in range(30):
+        Track(prior)
+        for _ in range(10):
+            observe(prior, 3, 3)
+    usual = Track(prior).horizon
+    assert usual == pytest.approx(40, rel=0.1)
+    bounded = Track(prior, room=12)
+    assert bounded.horizon == 12
+    observe(bounded, 3, 3)
+    assert bounded.horizon == 8
+
+
+def test_answers_that_were_cut_short_do_not_make_others_be_expected_short() -> None:
+    prior = Track()
+    for _ in range(50):
+        Track(prior, room=3)
+        observe(prior, 2, 2)
+    assert Track(prior).horizon == pytest.approx(100, rel=0.1)

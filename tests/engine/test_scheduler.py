@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc as abc
 import itertools
+from typing import cast
 
 import numpy as np
 import pytest
@@ -302,3 +303,20 @@ def test_rounds_say_what_they_shared() -> None:
     rounds = [event.round for event in bench.events if event.round is not None]
     assert {round_.width for round_ in rounds[3:]} == {9}
     assert len({round_.verify_s for round_ in rounds[3:6]}) == 1
+
+
+def test_what_the_drafter_has_read_is_remembered_through_plain_decoding() -> None:
+    verifier, drafter = FakeVerifier(num_ctx=200), FakeDrafter()
+    scheduler = Scheduler(verifier, thread := DraftThread(drafter), Costs())
+    try:
+        prompt = [1, 2, 3, 4, 5]
+        for mode in ("sequential", "plain", "sequential"):
+            guide = None if mode == "plain" else Guide(Fixed(3))
+            job = Job(Sequence([*prompt], SamplingParams(temperature=0.0, max_tokens=8), 200), cast(Mode, mode), guide)
+            scheduler.add(job)
+            while job.sequence.finish_reason is None:
+                scheduler.step()
+            known = job.num_drafter_held
+            assert known >= len(prompt)
+    finally:
+        thread.close()
