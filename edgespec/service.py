@@ -218,7 +218,9 @@ class Service:
         return admitted
 
     def _job(self, request: Request) -> Job:
-        guide = None if request.mode == "plain" else Guide(request.policy, self.costs, self.prior, request.sequence.room)
+        guide = (
+            None if request.mode == "plain" else Guide(request.policy, self.costs, self.prior, request.sequence.room)
+        )
         return Job(request.sequence, request.mode, guide, self._cancelled(request))
 
     @property

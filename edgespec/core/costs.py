@@ -158,8 +158,8 @@ class Costs:
 
         Linear between what was measured. Beyond the last width or depth it goes on as before it, but never falls.
         """
-        row = self._at_depth(depth) * self._verify.factors
-        return _interpolate(widths, self._widths, row)
+        curve = _interpolate(widths, self._widths, self._at_depth(depth))
+        return np.asarray(curve * np.interp(widths, self._widths, self._verify.factors))
 
     def draft_s(self, num_tokens: float, num_sequences: float = 1) -> float:
         """Drafting so many tokens for each of so many sequences."""
@@ -169,8 +169,9 @@ class Costs:
         """One drafted token for each of so many sequences, for several such numbers; none cost nothing."""
         if self._draft is None:
             return np.zeros(len(num_sequences))
-        row = self._draft.factors * self.curves.step_s
-        return np.where(num_sequences > 0, _interpolate(num_sequences, self._batches, row), 0.0)
+        curve = _interpolate(num_sequences, self._batches, np.array(self.curves.step_s))
+        curve *= np.interp(num_sequences, self._batches, self._draft.factors)
+        return np.where(num_sequences > 0, curve, 0.0)
 
     def read_s(self, num_tokens: float) -> float:
         """The drafter reading so many tokens of one sequence that it has not seen."""

@@ -223,9 +223,13 @@ def _spread_turned(tracks: abc.Sequence[Track], costs: Costs, max_length: int, o
     if best.gain < _WORTHWHILE:
         best = _Spread([0] * len(tracks), best.row, 1.0, len(tracks))
     plans = [Plan(length, EDGES[best.row]) if length else Plan(0) for length in best.lengths]
+    has_tried = False  # one at a time: what is found out about one says something of all
     for i, track in enumerate(tracks):
         if ready[i] and not plans[i].length:
-            plans[i] = table.probe(track, i, best, reads_s[i])
+            plans[i] = table.follow_up(track, i, best)
+            if not plans[i].length and not has_tried:
+                plans[i] = table.probe(track, i, best, reads_s[i])
+                has_tried = plans[i].length > 0
     return [plan._replace(min_confidence=_demanded(track, plan[1])) for plan, track in zip(plans, tracks, strict=True)]
 
 
@@ -270,16 +274,24 @@ class _Table:
             gains.append(float((widths * self.plain_s / (self._num * seconds)).max()))
         return max(gains)
 
+    def follow_up(self, track: Track, place: int, best: _Spread) -> Plan:
+        """Of a draft that paid for itself, as in ``_probe``: a token of one is worth its share of the time of all."""
+        num_drafted, num_accepted = track.last
+        if not num_accepted or num_accepted * self._share_s < self._extra_s(best, num_drafted, num_drafted):
+            return Plan(0)
+        length = min(2 * num_accepted, _MAX_FOLLOW_UP, int(self._drafted.shape[1]))
+        return Plan(length, EDGES[_frequent(self._drafted[:, 0, place])])
+
     def probe(self, track: Track, place: int, best: _Spread, read_s: float) -> Plan:
-        """As ``_probe``, for one of several: a token of one is worth its share of the time of all."""
+        """A token to try although it promises nothing, as in ``_probe``."""
         drafted = self._drafted[:, 0, place]
         row = _frequent(drafted)
-        share_s = self.plain_s / self._num
-        num_drafted, num_accepted = track.last
-        if num_accepted and num_accepted * share_s >= self._extra_s(best, num_drafted, num_drafted):
-            return Plan(min(2 * num_accepted, _MAX_FOLLOW_UP, int(self._drafted.shape[1])), EDGES[row])
         loss_s = self._extra_s(best, float(drafted[row]), 1) + read_s
-        return Plan(1, EDGES[row]) if _PROBES * track.quiet * share_s >= loss_s else Plan(0)
+        return Plan(1, EDGES[row]) if _PROBES * track.quiet * self._share_s >= loss_s else Plan(0)
+
+    @property
+    def _share_s(self) -> float:
+        return self.plain_s / self._num
 
     def _extra_s(self, best: _Spread, num_rows: float, num_steps: int) -> float:
         """Seconds that a draft of one more sequence adds to a round."""

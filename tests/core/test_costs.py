@@ -254,3 +254,14 @@ def test_no_rounds_say_nothing() -> None:
     costs = Costs(CURVES)
     costs.observe([], 0)
     assert costs.plain_s() == pytest.approx(0.1)
+
+
+def test_what_was_seen_at_a_width_beyond_the_curve_bends_nothing() -> None:
+    """It says how fast the box is there, not that further rows are free."""
+    curves = Curves((1, 2, 4, 8), (0,), ((0.01, 0.017, 0.026, 0.044),))
+    costs, fresh = Costs(curves), Costs(curves)
+    for _ in range(20):
+        costs.observe([Round((1,), Draft(0), verify_s=0.8 * fresh.verify_s(64), width=64)] * 64, 0)
+    per_row = (costs.verify_s(80) - costs.verify_s(64)) / 16
+    assert costs.verify_s(64) == pytest.approx(0.8 * fresh.verify_s(64), rel=0.05)
+    assert per_row == pytest.approx(0.8 * (fresh.verify_s(80) - fresh.verify_s(64)) / 16, rel=0.05)

@@ -318,3 +318,18 @@ def test_it_decides_quickly() -> None:
 def test_every_edge_is_a_confidence_one_may_ask_for() -> None:
     assert EDGES[0] == 0.0
     assert list(EDGES) == sorted(set(EDGES))
+
+
+def test_of_many_one_tries_at_a_time() -> None:
+    """All have saved up for a try; what is found out about one says something of all."""
+    steep = Curves((1, 8), (0,), ((0.01, 0.043),))
+    tracks = [Track(Track()) for _ in range(64)]
+    for track in tracks:
+        track.observe(Round((1,), Draft(0)))
+    costs, tried = Costs(steep), []
+    for _ in range(5):
+        tried.append(sum(plan.length for plan in Goodput().plans(tracks, costs)))
+        for track in tracks:
+            track.observe(Round((1,), Draft(track.num_tokens)))
+    assert max(tried) == 1
+    assert sum(tried) >= 1
