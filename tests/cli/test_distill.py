@@ -57,6 +57,7 @@ def test_from_a_verifier_to_a_pair(distill: Command, tiny_gguf: Path, suite: Pat
     assert printed.count("(in the pair)") == 1
     assert f"edgespec run --pair '{out}'" in err
     assert [f"distill {n}/4" in err for n in (1, 2, 3, 4)] == [True] * 4
+    assert re.search(r"^edgespec: drafts of 1 layers: int8 about \d\.\d MB, int4 about \d\.\d MB\ndistill 1/4", err)
     assert {"report.md", "report.json", "loss.png", "acceptance.png", "pair.toml"} <= {p.name for p in out.iterdir()}
     pair = load_pair(str(out))
     assert pair.verifier.find().samefile(tiny_gguf)
@@ -65,6 +66,9 @@ def test_from_a_verifier_to_a_pair(distill: Command, tiny_gguf: Path, suite: Pat
     assert set(report["drafts"]) == {"int8", "int4"}
     assert set(report["drafts"]["int8"]["temperatures"]["0"]["by_category"]) == {"qa", "writing"}
     assert report["settings"]["epochs"] == 2
+    rounded_from = report["history"]["rounded_from"]
+    assert 0 < rounded_from < report["history"]["num_steps"]
+    assert f" From step {rounded_from} on, with weights rounded to 4 bits." in (out / "report.md").read_text()
 
     changed = (out / "report.json").stat().st_mtime_ns
     code, printed, err = distill("--out", out, "--resume", "--suite", suite, "--json")  # all of it is there
@@ -132,6 +136,7 @@ def test_a_suite_is_read_before_anything_is_done(distill: Command, tiny_gguf: Pa
         ("--learning-rate", "inf"),
         ("--head-vocab", "-1"),
         ("--device", "tpu"),
+        ("--block-size", "48"),
         ("--resume", "--force"),
     ],
 )
@@ -143,7 +148,15 @@ def test_values_that_cannot_be(distill: Command, wrong: tuple[str, str], tiny_gg
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("4", 4), (" 4 ", 4), ("0,1,28-29", (0, 1, 28, 29)), ("3-5", (3, 4, 5)), ("7,", None)]
+    ("text", "expected"),
+    [
+        ("4", 4),
+        (" 4 ", 4),
+        ("0,1,28-29", (0, 1, 28, 29)),
+        ("0,1,2,27,28,29", (0, 1, 2, 27, 28, 29)),
+        ("3-5", (3, 4, 5)),
+        ("7,", None),
+    ],
 )
 def test_layers(text: str, expected: int | tuple[int, ...] | None) -> None:
     if expected is None:
@@ -156,7 +169,17 @@ def test_layers(text: str, expected: int | tuple[int, ...] | None) -> None:
 def test_help_tells_the_defaults(tmp_path: Path) -> None:
     text = " ".join(CliRunner().invoke(command, ["--help"], terminal_width=200).output.split())
     defaults = DistillSettings(tmp_path, tmp_path)
-    names = ("layers", "head_vocab", "batch_size", "learning_rate", "max_length", "hidden_weight", "seed", "device")
+    names = (
+        "layers",
+        "head_vocab",
+        "batch_size",
+        "learning_rate",
+        "max_length",
+        "hidden_weight",
+        "block_size",
+        "seed",
+        "device",
+    )
     for name in names:
         option = re.search(rf"--{name.replace('_', '-')} [A-Z[].*?\[default: (.*?)\]", text)
         assert option is not None, name

@@ -322,7 +322,7 @@ def test_every_edge_is_a_confidence_one_may_ask_for() -> None:
 
 def test_of_many_one_tries_at_a_time() -> None:
     """All have saved up for a try; what is found out about one says something of all."""
-    steep = Curves((1, 8), (0,), ((0.01, 0.043),))
+    steep = Curves((1, 8), (0,), ((0.02, 0.043),))
     tracks = [Track(Track()) for _ in range(64)]
     for track in tracks:
         track.observe(Round((1,), Draft(0)))

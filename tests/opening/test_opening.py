@@ -191,7 +191,7 @@ def test_a_calibration_that_is_none_is_told_and_measured_anew(
         ("none", {}),
         ("none", {"mode": "plain"}),
         ("model", {"mode": "plain"}),
-        ("model", {"profile": replace(CPU, speculation=Speculation(mode="plain"))}),
+        ("none", {"profile": replace(CPU, speculation=Speculation(mode="plain"))}),
     ],
 )
 def test_plain_loads_no_draft_model_and_measures_nothing(

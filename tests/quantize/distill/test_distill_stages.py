@@ -235,6 +235,7 @@ def test_force_never_removes_the_verifier(settings: DistillSettings) -> None:
         ("learning_rate", 0.5),
         ("max_length", 100),
         ("hidden_weight", 1.0),
+        ("block_size", 64),
         ("num_rows", 5),
         ("seed", 9),
         ("tokens", 40),
@@ -304,6 +305,7 @@ def test_what_cannot_be(settings: DistillSettings, change: dict[str, object], me
         {"learning_rate": float("nan")},
         {"seed": -1},
         {"device": "tpu"},
+        {"block_size": 16},
         {"hidden_weight": -1.0},
         {"resume": True, "force": True},
     ],
@@ -365,6 +367,7 @@ def test_layers_are_the_first_and_the_last(tmp_path: Path) -> None:
     assert kept(5) == (0, 1, 2, 28, 29)
     assert kept(30) == tuple(range(30))
     assert kept((3, 2)) == (3, 2)
+    assert kept((0, 1, 2, 27, 28, 29)) == (0, 1, 2, 27, 28, 29)
 
 
 def test_bounds_where_none_are_given(tmp_path: Path) -> None:
