@@ -60,7 +60,9 @@ def test_the_build_server_fails_with_its_command_or_without_one(tmp_path: Path, 
 
 
 FOLDERS = (".", "quantize", "models", "device_profiles")
-COMMAND = re.compile(r"edgespec (run|calibrate|distill|doctor|worker|bench|(?:quantize|models|profiles) [a-z]+)([^`#\n]*)")
+COMMAND = re.compile(
+    r"edgespec (run|calibrate|distill|doctor|worker|bench|(?:quantize|models|profiles) [a-z]+)([^`#\n]*)"
+)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 NOT_OURS = {"--check", "--no-cache-dir", "--no-deps"}  # of pip and ruff
 

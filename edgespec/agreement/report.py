@@ -109,11 +109,13 @@ class Report:
         history, points = self.history, self.history.points
         if not points:
             return ["Nothing was trained."]
-        last = points[-1]
+        last, rounded = points[-1], ""
+        if history.rounded_from is not None:
+            rounded = f" From step {history.rounded_from} on, with weights rounded to 4 bits."
         return [
             f"{last.step} of {history.num_steps} steps, {last.num_tokens / 1e6:.2f} million tokens, "
             f"{last.seconds_s / 3600:.2f} hours, on {history.num_texts} texts; {history.num_held_out} others were held "
-            f"out: loss {last.held_out_loss:.3f}, {last.agreement:.1%} with the same most likely token.",
+            f"out: loss {last.held_out_loss:.3f}, {last.agreement:.1%} with the same most likely token.{rounded}",
         ]
 
     def _setting_cells(self) -> list[list[str]]:

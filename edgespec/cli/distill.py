@@ -35,10 +35,19 @@ def _layers(_: click.Context, __: click.Parameter, value: str | None) -> int | t
     return int(value) if value.strip().isdecimal() else found
 
 
+def _count(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else int(value)
+
+
 @click.command(short_help="Train a draft model for a verifier.")
 @click.option("--verifier", metavar="GGUF", type=PATH, help="The model that writes the text and is learned from.")
 @click.option("--out", metavar="DIR", type=PATH, required=True, help="The folder for all that is made: then a pair.")
-@click.option("--layers", metavar="N|0,1,28-29", callback=_layers, help="How many it keeps, or which.  [default: 4]")
+@click.option(
+    "--layers",
+    metavar="N|0,1,28-29",
+    callback=_layers,
+    help="How many it keeps, half of them its first and half its last, or which.  [default: 4]",
+)
 @click.option("--head-vocab", metavar="N", type=NONE_OR_MORE, help="Ids it may propose; 0: all.  [default: 8192]")
 @click.option("--prompts", metavar="FILE", type=PATH, help="Prompts to answer (.jsonl).  [default: it writes its own]")
 @click.option("--tokens", metavar="N", type=COUNT, help="Tokens the verifier writes.  [default: a third of the hours]")
@@ -51,6 +60,12 @@ def _layers(_: click.Context, __: click.Parameter, value: str | None) -> int | t
     "--rows", "num_rows", metavar="N", type=COUNT, help="Texts written at once.  [default: by the model's size]"
 )
 @click.option("--hidden-weight", metavar="W", type=WEIGHT, help="Of hidden states in the loss.  [default: 0]")
+@click.option(
+    "--block-size",
+    type=click.Choice(["32", "64", "128"]),
+    callback=_count,
+    help="Inputs that share a scale in the drafts.  [default: 32]",
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to write and train.  [default: cpu]")
 @click.option("--seed", metavar="N", type=NONE_OR_MORE, help="Of text and order.  [default: 0]")
 @click.option("--threads", metavar="N", type=COUNT, help="CPU threads.  [default: the usable CPUs]")

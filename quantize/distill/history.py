@@ -34,12 +34,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """``num_steps`` are planned; ``num_texts`` were trained on and ``num_held_out`` others measured by."""
+    """``num_steps`` are planned; ``num_texts`` were trained on and ``num_held_out`` others measured by. From the step
+    ``rounded_from`` on, all was done with weights rounded as the draft will have them; None: it was not, or not yet."""
 
     points: tuple[Point, ...]
     num_steps: int
     num_texts: int
     num_held_out: int
+    rounded_from: int | None = None
 
     @property
     def finished(self) -> bool:
@@ -52,5 +54,5 @@ class History:
     @classmethod
     def of(cls, content: abc.Mapping[str, Any]) -> History:
         """What ``as_dict`` gave."""
-        values = {field.name: content[field.name] for field in fields(cls)}
+        values = {field.name: content[field.name] for field in fields(cls) if field.name in content}
         return cls(**{**values, "points": tuple(Point(**point) for point in content["points"])})

@@ -53,11 +53,11 @@ class Sizes:
 
     @property
     def train_bytes(self) -> int:
-        """Weights, gradients and averages, the embedding, and what the backward pass needs of every layer: about ten
-        vectors of the model's width and four hidden ones a position."""
+        """Weights, rounded ones, gradients and averages, the embedding, and what the backward pass needs of every
+        layer: about ten vectors of the model's width and four hidden ones a position."""
         d = self.dimensions
         kept = 4 * self.batch_tokens * (self.num_layers * (10 * d.width + 4 * d.num_hidden) + 6 * d.width)
-        return (4 + _STATE_BYTES) * self.student + 4 * d.num_vocab * d.width + kept
+        return (4 + 4 + _STATE_BYTES) * self.student + 4 * d.num_vocab * d.width + kept
 
     def disk_bytes(self, tokens: int | None) -> int:
         """Checkpoints, and the hidden states of the text, or of one shard where nobody said how much text."""

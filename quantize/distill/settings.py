@@ -16,6 +16,7 @@ WORK, SETTINGS = "work", "settings.json"
 FORMAT = 1
 GROW = ("tokens", "hours", "epochs")  # what a later sitting may have more of
 DEVICES = ("cpu", "cuda")
+BLOCK_SIZES = (32, 64, 128)
 
 _FREE = ("verifier", "prompts", "threads")  # what may differ, as long as the files are the same
 _USUAL_HOURS, _USUAL_TOKENS, _USUAL_EPOCHS = 1.0, 2_000_000, 4.0
@@ -37,6 +38,7 @@ class DistillSettings:
     learning_rate  the highest
     max_length     tokens of a text
     hidden_weight  how much the student's last hidden states are to be like the verifier's, against the divergence
+    block_size     inputs that share a scale in the drafts: with more, scales take less space
     num_rows       texts written at once; None: by the size of the verifier
     seed           of text and order
     device         "cpu" or "cuda"
@@ -57,6 +59,7 @@ class DistillSettings:
     learning_rate: float = 1e-3
     max_length: int = 896
     hidden_weight: float = 0.0
+    block_size: int = 32
     num_rows: int | None = None
     seed: int = 0
     device: str = "cpu"
@@ -79,6 +82,9 @@ class DistillSettings:
                 raise ParameterError(f"{name}: got {value}; allowed: 0 or more")
         if self.device not in DEVICES:
             raise ParameterError(f"device: got {self.device!r}; allowed: {', '.join(DEVICES)}")
+        if self.block_size not in BLOCK_SIZES:
+            allowed = ", ".join(map(str, BLOCK_SIZES))
+            raise ParameterError(f"block_size: got {self.block_size}; allowed: {allowed}")
         if self.resume and self.force:
             raise ParameterError("resume and force: got both; allowed: one, since force begins anew")
 

@@ -19,6 +19,7 @@ from quantize.distill import checkpoint
 from quantize.distill.corpus import Corpus, head_ids
 from quantize.distill.decoder import Decoder, Ids
 from quantize.distill.distilled import DistilledSource
+from quantize.distill.draft_size import draft_bytes
 from quantize.distill.generate import GenerateSettings, generate
 from quantize.distill.history import History
 from quantize.distill.prompts import FilePrompts
@@ -37,8 +38,9 @@ logger = logging.getLogger("edgespec")
 
 Progress = abc.Callable[[str, float], None]
 
-# Most of a small model's file is the embedding, which stands being stored in 4 bits better than the layers do.
-EXPORTS: abc.Mapping[str, tuple[int, int]] = {"int8": (8, 4), "int4": (4, 4)}  # bits, bits of the embedding
+EXPORTS: abc.Mapping[str, int] = {"int8": 8, "int4": 4}  # bits
+# Most of a small model's file is the embedding, which has 4 bits in every export, and in the student that learns.
+EMBEDDING_BITS = 4
 CORPUS, TRAINING, HEAD, SPENT = "corpus", "training", "head.npy", "spent.json"
 
 
@@ -46,7 +48,6 @@ def run(settings: DistillSettings, report: Progress) -> DistillResult:
     """See quantize.distill.distill."""
     if not settings.verifier.is_file():
         raise ModelNotFoundError(f"no model file at {settings.verifier}; give the path of a GGUF file")
-    report("generate", 0.0)
     source = open_source(settings.verifier)
     settings = replace(settings.bounded(), num_rows=settings.num_rows or usual_rows(source.dimensions))
     layers = settings.kept_layers(source.dimensions.num_layers)
@@ -57,6 +58,8 @@ def run(settings: DistillSettings, report: Progress) -> DistillResult:
     _check_out(settings)
     check_disk(settings.out, sizes, settings.tokens)
     _check_text(settings, source)
+    _tell_sizes(settings, source, layers, sizes.num_head)
+    report("generate", 0.0)
     _settle(settings, source)
     torch.set_num_threads(usable_threads(settings.threads))
     return _Run(settings, source, layers, Spent.read(settings.work / SPENT), report).result()
@@ -67,6 +70,14 @@ def _sizes(settings: DistillSettings, source: Source, layers: tuple[int, ...]) -
     num_head = min(settings.head_vocab or d.num_vocab, d.num_vocab)
     rows = settings.num_rows or 1
     return Sizes(d, len(layers), num_head, rows, settings.max_length, settings.batch_size * settings.max_length)
+
+
+def _tell_sizes(settings: DistillSettings, source: Source, layers: tuple[int, ...], num_head: int) -> None:
+    head, told = num_head if num_head < source.dimensions.num_vocab else None, []
+    for name, bits in EXPORTS.items():
+        size = draft_bytes(source, layers, head, bits, EMBEDDING_BITS, settings.block_size)
+        told.append(f"{name} about {size / 1e6:.1f} MB")
+    logger.info("layers kept: %s; drafts: %s", ", ".join(map(str, layers)), ", ".join(told))
 
 
 def _check_device(device: str) -> None:
@@ -263,9 +274,18 @@ class _Run:
             max_length=s.max_length,
             learning_rate=s.learning_rate,
             hidden_weight=s.hidden_weight,
+            round_to=min(EXPORTS.values()),
+            block_size=s.block_size,
             seed=s.seed,
         )
-        student = Decoder.of(self.source, self.layers, head=head, device=s.device)
+        student = Decoder.of(
+            self.source,
+            self.layers,
+            head=head,
+            embedding_bits=EMBEDDING_BITS,
+            block_size=s.block_size,
+            device=s.device,
+        )
         history = train(student, corpus, self._teacher_head(head), settings, s.work / TRAINING, self.report)
         return student, history
 
@@ -278,14 +298,15 @@ class _Run:
 
     def drafts(self, student: Decoder, head: Ids | None, history: History, digest: str) -> dict[str, Path]:
         made = {}
-        for place, (name, (bits, embedding_bits)) in enumerate(EXPORTS.items()):
+        for place, (name, bits) in enumerate(EXPORTS.items()):
             made[name] = self.settings.out / f"draft-{name}"
             if not _is_of(made[name], digest):
                 build_draft_of(
                     DistilledSource(self.source, student, head),
                     made[name],
                     bits=bits,
-                    embedding_bits=embedding_bits,
+                    block_size=self.settings.block_size,
+                    embedding_bits=EMBEDDING_BITS,
                     head=None if head is None else head.tolist(),
                     facts={"distilled": self._facts(history, digest)},
                     force=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc as abc
+import contextlib
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from quantize.distill.decoder import Decoder
 from quantize.distill.divergence import Comparison, backward, compare
 from quantize.distill.history import History, Point
 from quantize.distill.interrupt import signals_between_steps
+from quantize.distill.rounding import rounded_weights
 from quantize.distill.schedule import DECAY_SHARE, Schedule
 from quantize.distill.train_settings import TrainSettings
 
@@ -69,6 +71,7 @@ class _State:
     seconds_s        over all sittings
     step_s           smoothed
     loss, num_losses  the sum of batches' since the last point, and how many
+    rounded_from     the step since which the student's weights are rounded
     """
 
     schedule: Schedule
@@ -80,6 +83,7 @@ class _State:
     step_s: float = 0.0
     loss: float = 0.0
     num_losses: int = 0
+    rounded_from: int | None = None
 
 
 class _Trainer:
@@ -138,7 +142,7 @@ class _Trainer:
         state, settings = self.state, self.settings
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * state.schedule.factor(state.step)
-        with torch.autocast(self.decoder.device.type, torch.bfloat16):
+        with self._weights(), torch.autocast(self.decoder.device.type, torch.bfloat16):
             found = backward(self.decoder, self._hidden(batch), batch.taught, self.head, settings.hidden_weight)
         torch.nn.utils.clip_grad_norm_(self.parameters, MAX_NORM)
         self.optimizer.step()
@@ -149,6 +153,12 @@ class _Trainer:
         settings, texts = self.settings, [self.corpus.read(int(number)) for number in numbers]
         random = np.random.default_rng((settings.seed, 1, step))
         return collate(texts, settings.max_length, settings.prompt_share, random, self.device)
+
+    def _weights(self) -> contextlib.AbstractContextManager[None]:
+        """In which they are what they are or, in the end, what a draft will make of them."""
+        if self.state.rounded_from is None:
+            return contextlib.nullcontext()
+        return rounded_weights(self.decoder, self.settings.block_size)
 
     def _hidden(self, batch: Batch) -> Tensor:
         hidden: Tensor = self.decoder(batch.tokens)
@@ -184,12 +194,13 @@ class _Trainer:
         state.step_s += (step_s - state.step_s) * (_SMOOTHING if state.step_s else 1.0)
 
     def _is_over(self) -> bool:
-        """Begins the decay when its time has come, and hurries it when the clock does."""
+        """Begins the decay, and rounding, when its time has come, and hurries it when the clock does."""
         state = self.state
         if state.schedule.decay_from is None and self._is_decay_due():
             self._save("stable")
             num_steps = max(self._steps_left(), round(MIN_DECAY * state.step))
             state.schedule = state.schedule.decaying(state.step, state.step + num_steps)
+            state.rounded_from = None if self.settings.round_to is None else state.step
         elif (
             state.schedule.num_steps is not None
             and state.schedule.num_steps - state.step > 1.1 * self._steps_left() + 1
@@ -240,11 +251,12 @@ class _Trainer:
     @torch.no_grad()
     def _compare(self) -> Comparison:
         totals = np.zeros(len(Comparison._fields))
-        for numbers in self._looked_at():
-            batch = self._batch(numbers, 0)
-            with torch.autocast(self.decoder.device.type, torch.bfloat16):
-                hidden = self._hidden(batch)
-            totals += compare(self.decoder, hidden, batch.taught, self.head, batch.written)
+        with self._weights():
+            for numbers in self._looked_at():
+                batch = self._batch(numbers, 0)
+                with torch.autocast(self.decoder.device.type, torch.bfloat16):
+                    hidden = self._hidden(batch)
+                totals += compare(self.decoder, hidden, batch.taught, self.head, batch.written)
         return Comparison(*totals[:2].tolist(), *totals[2:].astype(int).tolist())
 
     def _looked_at(self) -> abc.Iterator[Numbers]:
@@ -256,7 +268,7 @@ class _Trainer:
 
     def history(self) -> History:
         num_steps = self.state.schedule.num_steps or self.most_steps or self.state.step + 1
-        return History(tuple(self.points), num_steps, len(self.numbers), len(self.held_out))
+        return History(tuple(self.points), num_steps, len(self.numbers), len(self.held_out), self.state.rounded_from)
 
     # ---------------------------------------------------------------------------------------------------- checkpoints
 

@@ -10,6 +10,7 @@ from edgespec.errors import ParameterError
 
 GROW = ("epochs", "hours")  # what may be more when a training goes on
 _FREE = ("save_every_s",)  # what changes nothing of the result
+_ROUND_TO = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class TrainSettings:
     prompt_share   of the positions where the next token was given that are learned from, beside all where the model
                    wrote it
     hidden_weight  of 1 - cosine between last hidden states, against the divergence in nats
+    round_to       4: once the learning rate decays, the student learns, and is looked at, with its matrices rounded to
+                   4 bits in blocks of block_size, as a draft will have them; None: never
     save_every_s   seconds between checkpoints
     eval_every     steps between looks at held-out texts, eval_tokens positions of them
     """
@@ -36,6 +39,8 @@ class TrainSettings:
     warm_up: int = 100
     prompt_share: float = 0.3
     hidden_weight: float = 0.0
+    round_to: int | None = None
+    block_size: int = 32
     seed: int = 0
     save_every_s: float = 60.0
     eval_every: int = 100
@@ -46,11 +51,13 @@ class TrainSettings:
             raise ParameterError(
                 "epochs and hours: got neither; allowed: either or both, since one must end the training"
             )
-        for name in ("epochs", "hours", "batch_size", "max_length", "learning_rate", "eval_every", "eval_tokens"):
+        sizes = ("batch_size", "max_length", "block_size", "eval_every", "eval_tokens")
+        for name in ("epochs", "hours", "learning_rate", *sizes):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ParameterError(f"{name}: got {value}; allowed: above 0")
-
+        if self.round_to not in (None, _ROUND_TO):
+            raise ParameterError(f"round_to: got {self.round_to}; allowed: {_ROUND_TO}, or none")
         if not 0 <= self.prompt_share <= 1:
             raise ParameterError(f"prompt_share: got {self.prompt_share}; allowed: 0 to 1")
 

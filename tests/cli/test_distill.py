@@ -57,7 +57,7 @@ def test_from_a_verifier_to_a_pair(distill: Command, tiny_gguf: Path, suite: Pat
     assert printed.count("(in the pair)") == 1
     assert f"edgespec run --pair '{out}'" in err
     assert [f"distill {n}/4" in err for n in (1, 2, 3, 4)] == [True] * 4
-    assert re.search(r"^edgespec: drafts of 1 layers: int8 about \d\.\d MB, int4 about \d\.\d MB\ndistill 1/4", err)
+    assert re.search(r"^edgespec: layers kept: 0; drafts: int8 about \d\.\d MB, int4 about \d\.\d MB\ndistill 1/4", err)
     assert {"report.md", "report.json", "loss.png", "acceptance.png", "pair.toml"} <= {p.name for p in out.iterdir()}
     pair = load_pair(str(out))
     assert pair.verifier.find().samefile(tiny_gguf)

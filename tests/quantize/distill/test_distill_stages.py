@@ -30,8 +30,12 @@ from edgespec.errors import (
 )
 from quantize.distill import DistillResult, DistillSettings, checkpoint, distill, room
 from quantize.distill.corpus import Corpus
+from quantize.distill.decoder import Decoder
+from quantize.distill.rounding import rounded_weights
 from quantize.distill.settings import saved_settings
 from quantize.distill.spent import Spent
+from quantize.source import open_source
+from tests.quantize.reference import Draft, Rows, relative_error
 from tests.tiny import TinyConfig, write_gguf
 
 ROOT = Path(__file__).parents[3]
@@ -296,26 +300,6 @@ def test_what_cannot_be(settings: DistillSettings, change: dict[str, object], me
     assert not settings.out.exists()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"tokens": 0},
-        {"hours": 0.0},
-        {"hours": float("inf")},
-        {"learning_rate": float("nan")},
-        {"seed": -1},
-        {"device": "tpu"},
-        {"block_size": 16},
-        {"hidden_weight": -1.0},
-        {"resume": True, "force": True},
-    ],
-)
-def test_settings_out_of_range(settings: DistillSettings, change: dict[str, object]) -> None:
-    with pytest.raises(ParameterError, match="allowed") as e:
-        replace(settings, **change)  # type: ignore[arg-type]
-    one_line(e.value)
-
-
 def test_no_verifier(settings: DistillSettings, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no model file at"):
         distill(replace(settings, verifier=tmp_path / "none.gguf"))
@@ -358,41 +342,29 @@ def test_damage_is_refused_with_a_way_out(damaged: str, settings: DistillSetting
 # -------------------------------------------------------------------------------------------------------------- choices
 
 
-def test_layers_are_the_first_and_the_last(tmp_path: Path) -> None:
-    def kept(layers: int | tuple[int, ...]) -> tuple[int, ...]:
-        return DistillSettings(tmp_path, tmp_path, layers=layers).kept_layers(30)
-
-    assert kept(1) == (0,)
-    assert kept(4) == (0, 1, 28, 29)
-    assert kept(5) == (0, 1, 2, 28, 29)
-    assert kept(30) == tuple(range(30))
-    assert kept((3, 2)) == (3, 2)
-    assert kept((0, 1, 2, 27, 28, 29)) == (0, 1, 2, 27, 28, 29)
-
-
-def test_bounds_where_none_are_given(tmp_path: Path) -> None:
-    plain = DistillSettings(tmp_path, tmp_path)
-    assert plain.bounded().hours == 1
-    assert replace(plain, tokens=7).bounded() == replace(plain, tokens=7, epochs=4.0)
-    assert replace(plain, epochs=2.0).bounded() == replace(plain, tokens=2_000_000, epochs=2.0)
-    assert replace(plain, hours=2.0).bounded() == replace(plain, hours=2.0)
-
-
 def test_a_whole_head(settings: DistillSettings) -> None:
     result = distill(replace(settings, head_vocab=0))
     assert not (settings.work / "head.npy").exists()
     assert "d2t" not in (result.drafts["int8"] / "draft.toml").read_text()
 
 
-def test_hours_are_shared_out(settings: DistillSettings, tmp_path: Path) -> None:
-    spent, bounded = Spent(tmp_path / "spent.json"), replace(settings, hours=10.0, tokens=None)
-    assert spent.text_left_s(bounded) == pytest.approx(3.5 * 3600)
-    spent.text_s = 3 * 3600
-    promised = spent.promise(bounded)
-    assert promised is not None
-    assert 6.5 < promised <= 7
-    spent.text_s = 12 * 3600
-    assert spent.promise(bounded) == promised  # not less than was promised
-    spent.save()
-    assert Spent.read(spent.path) == spent
-    assert spent.promise(replace(settings, hours=None)) is None
+@pytest.mark.parametrize(("block_size", "other_size"), [(32, 64), (64, 32)])
+def test_the_draft_is_what_was_trained(block_size: int, other_size: int, settings: DistillSettings) -> None:
+    """Its weights are the trained ones rounded as in the training, its embedding the one that was read there."""
+    result = distill(replace(settings, block_size=block_size))
+    rows = Draft(result.drafts["int4"]).rows(range(3, 60), 1)
+    assert relative_error(rows, rounded_rows(result, block_size)) < 0.05
+    assert relative_error(rows, rounded_rows(result, other_size)) > 0.1
+    for draft in result.drafts.values():
+        assert f"block_size = {block_size}\nembedding_bits = 4\n" in (draft / "draft.toml").read_text()
+    assert 0 < (result.history.rounded_from or 0) < result.history.num_steps
+
+
+@torch.no_grad()
+def rounded_rows(made: DistillResult, block_size: int) -> Rows:
+    head = np.load(made.out / "work" / "head.npy")
+    student = Decoder.of(open_source(made.verifier), [0], head=head, embedding_bits=4, block_size=block_size)
+    student.load_state_dict(weights(made.out))
+    with rounded_weights(student, block_size):
+        rows: Rows = student.logits(student(torch.arange(3, 60)[None]))[0].numpy()
+    return rows
