@@ -139,7 +139,7 @@ class FilePrompts:
             raise ParameterError(f"prompts: {path} has no line; give objects with turns, prompt or text")
 
     def passage_script(self, kind: str, random: np.random.Generator) -> tuple[str, Script]:
-        raise NotImplementedError  # no task of these has passages
+        raise LookupError("a file of prompts has no passages, and no task that needs one")
 
     def script(self, task: str, number: int, random: np.random.Generator, passages: abc.Sequence[Passage]) -> Script:
         return Script(task, answer_temperature(random), self._conversations[number % len(self._conversations)])
