@@ -23,6 +23,7 @@ from edgespec.devices.profile import Profile
 from edgespec.devices.threads import Threads, pin, places, split
 from edgespec.drafters import vocabulary
 from edgespec.drafters.base import Drafter
+from edgespec.drafters.combined import CombinedDrafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.engine.draft_thread import NAME as DRAFT_THREAD
 from edgespec.errors import (
@@ -121,7 +122,7 @@ class Opening:
             self.draft_owner.stop()
         return Runtime(
             verifier,
-            drafter,
+            self._combined(drafter),
             tokenizer,
             mode=order.mode or ("sequential" if found is None or not _is_model(drafter) else found.mode),
             policy=order.policy,
@@ -252,6 +253,13 @@ class Opening:
     def _look_up(self, verifier: Verifier, reason: str) -> Drafter:
         self._step_down(replace(self.placement, drafter="lookup", draft_provider="cpu"), reason)
         return LookupDrafter(verifier.num_slots)
+
+    def _combined(self, drafter: Drafter | None) -> Drafter | None:
+        """Where a text repeats itself, lookup is cheaper than a model and surer; not before a model was measured."""
+        if drafter is None or not _is_model(drafter):
+            return drafter
+        lost = partial(self.degraded.add, "the draft model", "lookup")
+        return CombinedDrafter(drafter, LookupDrafter(drafter.num_slots), lost)
 
     # What pays
 

@@ -59,8 +59,9 @@ def llama_verifier(runtime: Runtime) -> Any:
 
 
 def onnx_drafter(runtime: Runtime) -> Any:
+    """The draft model; lookup is combined with it."""
     thread: Any = runtime._drafter
-    return thread._drafter
+    return thread._drafter._model
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def _count(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @click.option("--tokens", metavar="N", type=COUNT, help="Tokens the verifier writes.  [default: a third of the hours]")
 @click.option("--hours", metavar="H", type=POSITIVE, help="Of everything.  [default: 1, without --tokens or --epochs]")
 @click.option("--epochs", metavar="N", type=POSITIVE, help="How often the text is read.  [default: till the hours end]")
-@click.option("--batch-size", metavar="N", type=COUNT, help="Texts of --max-length in a training step.  [default: 6]")
+@click.option("--batch-size", metavar="N", type=COUNT, help="Texts of --max-length in a training step.  [default: 2]")
 @click.option("--learning-rate", metavar="RATE", type=POSITIVE, help="The highest.  [default: 0.001]")
 @click.option("--max-length", metavar="N", type=COUNT, help="Tokens of a text.  [default: 896]")
 @click.option(

@@ -149,7 +149,9 @@ class Track:
                 self._outlook = None
             return
         self._outlook = None
-        self.quiet, self.num_read = 0, self.num_tokens
+        self.quiet = 0
+        if not draft.is_free:
+            self.num_read = self.num_tokens
         self.steps = self.steps.after(round_)
         if draft.tokens:
             self._learn(Received.of(round_))

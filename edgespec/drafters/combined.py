@@ -11,7 +11,7 @@ from edgespec.core.prefix import num_common
 from edgespec.core.sequence import Cancelled, Draft, never
 from edgespec.core.track import BY_CONFIDENCE, EDGES, Floats, Rates
 from edgespec.drafters.base import Drafter, DraftRequest
-from edgespec.errors import ClosedError, ParameterError
+from edgespec.errors import BackendError, ClosedError, ParameterError
 
 FREE = 0.1  # of the tokens of a round may be missing if drafting them costs nothing
 MAX_MATCH = 48
@@ -31,6 +31,7 @@ class CombinedDrafter:
 
     model   proposes what lookup does not; it reads what it has missed when it is asked
     lookup  its confidences are the tokens that matched
+    lost    told once why the model failed, if it does: from then on lookup drafts alone
 
     How often either is right is learned from the tokens of later requests, for each slot, starting from what all texts
     so far were like. Lookup drafts where that promises as many tokens as the model, less FREE; what it would have
@@ -38,8 +39,9 @@ class CombinedDrafter:
     the lead, in logits, with which a model is right as often. One thread may call it, always the same one.
     """
 
-    def __init__(self, model: Drafter, lookup: Drafter) -> None:
-        self._model, self._lookup = model, lookup
+    def __init__(self, model: Drafter, lookup: Drafter, lost: abc.Callable[[str], object] = str) -> None:
+        self._model, self._lookup, self._lost = model, lookup, lost
+        self._is_lost = False
         self.num_slots = min(model.num_slots, lookup.num_slots)
         self._matched = Rates(_MATCHED, _PRIOR_MEMORY, _WORTH)
         self._drafted = Rates(_DRAFTED, _PRIOR_MEMORY, _WORTH)
@@ -60,11 +62,21 @@ class CombinedDrafter:
         found = self._lookup.propose([replace(request, min_confidence=0.0) for request in requests], cancelled)
         chosen = [self._choose(request, draft) for request, draft in zip(requests, found, strict=True)]
         asked = [request for request, draft in zip(requests, chosen, strict=True) if draft is None]
-        drafted = iter(self._model.propose(asked, cancelled) if asked else [])
+        drafted = iter(self._ask(asked, cancelled))
         drafts = [next(drafted) if draft is None else draft for draft in chosen]
         for request, draft, match in zip(requests, drafts, found, strict=True):
             self._texts[request.slot].remember(draft, match)
         return drafts
+
+    def _ask(self, requests: abc.Sequence[DraftRequest], cancelled: Cancelled) -> list[Draft]:
+        """The model's drafts; empty ones once it has failed."""
+        if requests and not self._is_lost:
+            try:
+                return self._model.propose(requests, cancelled)
+            except BackendError as error:
+                self._is_lost = True
+                self._lost(str(error))
+        return [Draft(len(request.tokens)) for request in requests]
 
     def close(self) -> None:
         """Close both; a second call does nothing."""

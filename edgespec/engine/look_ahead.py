@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import replace
@@ -103,7 +104,8 @@ class Reading:
     def __init__(self, sequence: Sequence, drafter: DraftThread, guide: Guide, cancelled: Cancelled) -> None:
         self._stop = threading.Event()
         self._pending: Pending[list[Draft]] | None = None
-        wanted = request(sequence, list(sequence.tokens), Plan(1))
+        # It is the text that is to be read: no draft is as sure as that.
+        wanted = replace(request(sequence, list(sequence.tokens), Plan(1)), min_confidence=math.inf)
         if guide.track.num_rounds == 0 and guide.plan().length == 0 and wanted.num_draft > 0:
             self._pending = drafter.start(
                 lambda drafter, asked: drafter.propose([wanted], asked),

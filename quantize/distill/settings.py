@@ -55,7 +55,7 @@ class DistillSettings:
     tokens: int | None = None
     hours: float | None = None
     epochs: float | None = None
-    batch_size: int = 6
+    batch_size: int = 2
     learning_rate: float = 1e-3
     max_length: int = 896
     hidden_weight: float = 0.0

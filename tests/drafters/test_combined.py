@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc as abc
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -267,23 +268,33 @@ def test_a_free_draft_says_nothing_about_the_cost_of_drafting() -> None:
     assert costs.draft_s(1) == pytest.approx(0.001)
 
 
-def test_a_model_that_fails_says_so_and_both_are_closed() -> None:
+def test_a_model_that_fails_leaves_it_to_lookup_and_says_why_once() -> None:
     class Failing(Saying):
-        closed = False
+        num_asked, closed = 0, False
 
         def propose(self, requests: abc.Sequence[DraftRequest], cancelled: Cancelled = never) -> list[Draft]:
+            self.num_asked += 1
             raise BackendError("out of memory")
 
         def close(self) -> None:
             self.closed = True
 
-    model, lookup = Failing(), LookupDrafter()
-    drafter = CombinedDrafter(model, lookup)
+    model, lookup, reasons = Failing(), LookupDrafter(), list[str]()
+    drafter = CombinedDrafter(model, lookup, reasons.append)
     assert drafter.name == "lookup + saying"
     assert ask(drafter, REPEATING).is_free
-    with pytest.raises(BackendError, match="out of memory"):
-        ask(drafter, FRESH)
+    for _ in range(2):
+        assert ask(drafter, FRESH) == Draft(len(FRESH))
+    assert ask(drafter, REPEATING).is_free
+    assert (reasons, model.num_asked) == (["out of memory"], 1)
     drafter.close()
     assert model.closed
     with pytest.raises(ClosedError):
         ask(lookup, FRESH)
+
+
+def test_a_text_that_is_only_to_be_read_reaches_the_model() -> None:
+    model = Saying()
+    found = combined(model).propose([DraftRequest(0, REPEATING, 1, 1, GREEDY, frozenset(), math.inf)])
+    assert [request.tokens for request in model.requests] == [REPEATING]
+    assert not found[0].tokens

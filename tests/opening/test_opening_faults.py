@@ -193,8 +193,8 @@ def test_a_draft_model_that_fails_mid_run_leaves_the_text_whole(
     with open_auto(tiny_gguf, own_folder, mode=mode, policy=Fixed(3)) as runtime:
         first, second = (runtime.generate("the cat", PARAMS) for _ in range(2))
         assert first.tokens == second.tokens == plain_tokens(tiny_gguf)
-        assert first.stats.drafted > second.stats.drafted == 0
-        step = {"from": "the onnx drafter", "to": "plain", "reason": "the draft model broke"}
+        assert first.stats.drafted > second.stats.drafted  # lookup alone
+        step = {"from": "the draft model", "to": "lookup", "reason": "the draft model broke"}
         assert runtime.degraded.as_list() == [step]
 
 
