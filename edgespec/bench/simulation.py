@@ -22,6 +22,7 @@ from edgespec.core.sequence import Cancelled, Draft, SamplingParams, never
 from edgespec.devices.profile import load_profile
 from edgespec.drafters import vocabulary
 from edgespec.drafters.base import Drafter, DraftRequest
+from edgespec.drafters.combined import CombinedDrafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.engine.advice import advise
 from edgespec.errors import ModelNotFoundError
@@ -229,9 +230,10 @@ def _curves(device: SimulatedDevice, dilation: float, is_free: bool) -> Curves:
 def _runtime(
     models: Models, device: SimulatedDevice, dilation: float, verifier_pace: Pace, drafter_pace: Pace
 ) -> Runtime:
+    drafter: Drafter = _LentDrafter(models.drafter, device.step_s, drafter_pace, is_free=models.is_free)
     return Runtime(
         _Lent(models.verifier, device, verifier_pace),
-        _LentDrafter(models.drafter, device.step_s, drafter_pace, is_free=models.is_free),
+        drafter if models.is_free else CombinedDrafter(drafter, LookupDrafter()),
         models.tokenizer,
         mode="sequential",
         curves=_curves(device, dilation, models.is_free),
