@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc as abc
 import contextlib
+import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgespec.errors import ModelFormatError, ParameterError
 from quantize.distill import checkpoint
 from quantize.distill.batches import Batch, collate, epoch, split
 from quantize.distill.corpus import Corpus
@@ -54,8 +56,8 @@ def train(
     the clock. SIGINT, SIGTERM and SIGHUP wait for the end of the step, and for a checkpoint, when this is the main
     thread.
 
-    Raises ParameterError (too few texts; a checkpoint of other settings), ModelFormatError (a damaged checkpoint or
-    corpus), FileAccessError.
+    Raises ParameterError (too few texts; a checkpoint of other settings; a learning rate with which the loss is no
+    number any more), ModelFormatError (a damaged checkpoint or corpus, or one that lost texts), FileAccessError.
     """
     trainer = _Trainer(decoder, corpus, teacher_head, settings, folder, progress or (lambda stage, fraction: None))
     trainer.resume()
@@ -144,10 +146,19 @@ class _Trainer:
             group["lr"] = settings.learning_rate * state.schedule.factor(state.step)
         with self._weights(), torch.autocast(self.decoder.device.type, torch.bfloat16):
             found = backward(self.decoder, self._hidden(batch), batch.taught, self.head, settings.hidden_weight)
+        self._check_finite(found.loss)
         torch.nn.utils.clip_grad_norm_(self.parameters, MAX_NORM)
         self.optimizer.step()
         self.optimizer.zero_grad()
         state.loss, state.num_losses = state.loss + found.loss, state.num_losses + 1
+
+    def _check_finite(self, loss: float) -> None:
+        """What is not finite never is again: neither are the weights."""
+        if not math.isfinite(loss):
+            raise ParameterError(
+                f"learning_rate: got {self.settings.learning_rate:g}, with which the loss is {loss} at step "
+                f"{self.state.step}; begin anew (--force) with a lower one, or a lower --hidden-weight"
+            )
 
     def _batch(self, numbers: abc.Iterable[int], step: int) -> Batch:
         settings, texts = self.settings, [self.corpus.read(int(number)) for number in numbers]
@@ -233,6 +244,7 @@ class _Trainer:
     def _look(self) -> None:
         """Add a point: the same held-out texts every time."""
         state, found = self.state, self._compare()
+        self._check_finite(found.loss)
         rate = self.settings.learning_rate * state.schedule.factor(max(0, state.step - 1)) if state.step else 0.0
         self.points.append(
             Point(
@@ -302,6 +314,7 @@ class _Trainer:
         if last is None:
             return
         saved = checkpoint.load(last)
+        self._check_texts(saved["num_texts"])
         grown = self.settings.check_resumes(saved["settings"]) or saved["num_texts"] != len(self.corpus)
         seconds_s, decays = saved["state"]["seconds_s"], saved["state"]["schedule"]["decay_from"] is not None
         stable = checkpoint.newest(self.folder, "stable")
@@ -314,6 +327,13 @@ class _Trainer:
             self._save()
         elif last.kind == "step":
             self.saved_step = last.step
+
+    def _check_texts(self, num_before: int) -> None:
+        if num_before > len(self.corpus):
+            raise ModelFormatError(
+                f"{self.folder} was trained on {num_before} texts, of which {len(self.corpus)} are there; bring the "
+                "others back, or delete that folder to train from the start"
+            )
 
     def _restore(self, saved: checkpoint.State) -> None:
         named = {name: p for name, p in self.decoder.named_parameters() if p.requires_grad}

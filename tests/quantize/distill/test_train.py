@@ -77,6 +77,26 @@ def same_weights(one: Decoder, other: Decoder) -> bool:
 # ------------------------------------------------------------------------------------------------------------ learning
 
 
+@pytest.mark.parametrize("change", [{"learning_rate": 1e30}, {"hidden_weight": 1e300}])
+def test_a_loss_that_is_no_number_ends_it(
+    change: dict[str, float], source: Source, corpus: Corpus, tmp_path: Path
+) -> None:
+    """Before a checkpoint is made of it."""
+    with pytest.raises(
+        ParameterError, match=r"^learning_rate: got .* the loss is (nan|inf) at step \d+; begin anew"
+    ) as e:
+        trained(source, corpus, tmp_path, replace(SETTINGS, **change))  # type: ignore[arg-type]
+    assert "\n" not in str(e.value)
+    assert checkpoint.newest(tmp_path, "step") is None
+
+
+def test_texts_that_were_lost(source: Source, corpus: Corpus, tmp_path: Path) -> None:
+    train(student_of(source), corpus, head_of(source), SETTINGS, tmp_path / "training", stop=stop_after(1))
+    fewer = write_corpus(tmp_path / "corpus", source, 40)
+    with pytest.raises(ModelFormatError, match="was trained on 60 texts, of which 40 are there"):
+        trained(source, fewer, tmp_path / "training")
+
+
 def test_the_loss_falls_and_agreement_rises(source: Source, corpus: Corpus, tmp_path: Path) -> None:
     calls: list[tuple[str, float]] = []
     student = student_of(source)
