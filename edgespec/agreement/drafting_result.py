@@ -106,7 +106,7 @@ class Drafting:
         """A markdown table: agreement by category."""
         titles = ["category", "tokens", *(f"T={temperature:g}" for temperature in TEMPERATURES)]
         rows = [
-            [name, *_category_cells([self.matches[temperature][name] for temperature in TEMPERATURES])]
+            [one_line(name), *_category_cells([self.matches[temperature][name] for temperature in TEMPERATURES])]
             for name in self.categories
         ]
         rows.append(["all", *_category_cells([self.whole(temperature) for temperature in TEMPERATURES])])
@@ -138,6 +138,11 @@ def _of_category(matches: Matches) -> dict[str, Any]:
 
 def _category_cells(by_temperature: list[Matches]) -> list[str]:
     return [str(by_temperature[0].num_positions), *(f"{matches.agreement:.3f}" for matches in by_temperature)]
+
+
+def one_line(text: str) -> str:
+    """As a cell has it."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def markdown(rows: abc.Sequence[abc.Sequence[str]]) -> list[str]:

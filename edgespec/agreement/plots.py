@@ -6,6 +6,7 @@ import collections.abc as abc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from edgespec.agreement.drafting_result import TEMPERATURES, Drafting
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 INCHES, DPI = (9.0, 3.6), 110
 
 
-def plot_loss(points: abc.Sequence[Point], path: Path) -> None:
-    """Loss and agreement over what was trained on, to a PNG."""
+def plot_loss(points: abc.Sequence[Point], path: Path, rounded_from: int | None = None) -> None:
+    """Loss and agreement over what was trained on, to a PNG; a line where rounding begins, if a point is that late."""
     figure = Figure(INCHES, DPI, layout="constrained")
     left, right = figure.subplots(1, 2)
     millions = [point.num_tokens / 1e6 for point in points]
@@ -30,9 +31,20 @@ def plot_loss(points: abc.Sequence[Point], path: Path) -> None:
     left.set_ylabel("KL(teacher || student), nats")
     right.plot(millions, [point.agreement for point in points], label="held-out texts")
     right.set_ylabel("same most likely token")
+    begin = _place(points, rounded_from)
     for axes in (left, right):
         axes.set_xlabel("tokens trained on, millions")
+        if begin is not None:
+            axes.axvline(begin, color="gray", linestyle="--", label="weights rounded from here on")
     _finish(figure, [left, right], path)
+
+
+def _place(points: abc.Sequence[Point], step: int | None) -> float | None:
+    """Where on the axis of tokens a step lies, between the points around it."""
+    if step is None or not points or points[-1].step < step:
+        return None
+    steps, tokens = [point.step for point in points], [point.num_tokens / 1e6 for point in points]
+    return float(np.interp(step, steps, tokens))
 
 
 def plot_acceptance(draftings: abc.Mapping[str, Drafting], path: Path) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import collections.abc as abc
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.agreement.drafting_result import DEPTH, TEMPERATURES, Drafting, markdown
+from edgespec.agreement.drafting_result import DEPTH, TEMPERATURES, Drafting, markdown, one_line
 
 if TYPE_CHECKING:
     from quantize.distill.history import History
 
-TEXT, DATA, LOSS, ACCEPTANCE = "report.md", "report.json", "loss.png", "acceptance.png"
+TEXT, DATA, LOSS, ACCEPTANCE = FILES = "report.md", "report.json", "loss.png", "acceptance.png"
 
 _NOTES = f"""\
 A token is foreseen where the draft model, given the verifier's answer so far, proposes the token that the verifier goes
@@ -52,22 +53,25 @@ class Report:
         from quantize.folder import new_file
 
         with new_file(out / LOSS, force=True) as path:
-            plot_loss(self.history.points, path)
+            plot_loss(self.history.points, path, self.history.rounded_from)
         with new_file(out / ACCEPTANCE, force=True) as path:
             plot_acceptance(self.draftings, path)
-        with new_file(out / DATA, force=True) as path:
-            path.write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
         with new_file(out / TEXT, force=True) as path:
-            path.write_text(self.text(), encoding="utf-8")
+            path.write_text(self.text(), encoding="utf-8", errors="replace")  # file names may hold what is no text
+        with new_file(out / DATA, force=True) as path:  # the last: where it is, all are
+            path.write_text(json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return {
-            "settings": dict(self.settings),
-            "history": self.history.as_dict(),
-            "drafts": {name: drafting.as_dict() for name, drafting in self.draftings.items()},
-            "chosen": self.chosen,
-        }
+        """Ready for JSON; null for what is no finite number."""
+        content: dict[str, Any] = _finite(
+            {
+                "settings": dict(self.settings),
+                "history": self.history.as_dict(),
+                "drafts": {name: drafting.as_dict() for name, drafting in self.draftings.items()},
+                "chosen": self.chosen,
+            }
+        )
+        return content
 
     def text(self) -> str:
         """Markdown."""
@@ -122,6 +126,13 @@ class Report:
         return [[name, _one_line(value)] for name, value in self.settings.items()]
 
 
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _one_line(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return " ".join(text.split()).replace("|", "\\|")
+    return one_line(value if isinstance(value, str) else json.dumps(value, default=str))

@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.agreement.drafting_result import TEMPERATURES, Drafting
 from edgespec.agreement.matches import LENGTHS, Matches
+from edgespec.agreement.plots import plot_loss
 from edgespec.agreement.report import ACCEPTANCE, DATA, LOSS, TEXT, Report
 from edgespec.core.costs import Curves
 from edgespec.errors import FileAccessError, MissingDependencyError
@@ -128,3 +129,36 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("", encoding="utf-8")
     with pytest.raises(FileAccessError, match="cannot be written"):
         report().write(tmp_path / "out")
+
+
+def test_what_is_no_number_is_valid_json(tmp_path: Path) -> None:
+    report((replace(POINTS[0], loss=float("nan"), held_out_loss=float("inf")),)).write(tmp_path)
+    point = json.loads((tmp_path / DATA).read_text(encoding="utf-8"), parse_constant=pytest.fail)["history"]["points"][
+        0
+    ]
+    assert (point["loss"], point["held_out_loss"]) == (None, None)
+
+
+def test_the_data_comes_last(tmp_path: Path) -> None:
+    """Where it is, all are."""
+    (tmp_path / TEXT).mkdir()
+    with pytest.raises(FileAccessError):
+        report().write(tmp_path)
+    assert not (tmp_path / DATA).exists()
+
+
+def test_the_picture_says_where_rounding_begins(tmp_path: Path) -> None:
+    for name, rounded_from in (("none", None), ("later", 5), ("here", 3)):
+        plot_loss(POINTS, tmp_path / name, rounded_from)
+    none, later, here = ((tmp_path / name).read_bytes() for name in ("none", "later", "here"))
+    assert none == later != here
+
+
+def test_names_that_a_table_or_a_file_cannot_hold(tmp_path: Path) -> None:
+    one = drafting("a")
+    odd = {t: {"q|a\n# x": by_category["qa"]} for t, by_category in one.matches.items()}
+    named = replace(one, matches=odd, verifier=Path("model\udcff.gguf"))
+    replace(report(), draftings={"int8": named}).write(tmp_path)
+    text = (tmp_path / TEXT).read_text(encoding="utf-8")
+    assert text.startswith("# A draft model for model?.gguf\n")
+    assert "| q\\|a # x | 4 |" in text
