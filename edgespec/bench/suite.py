@@ -23,7 +23,7 @@ def read_suite(path: Path | None = None, every: int = 1) -> list[Question]:
     """
     path = path or BUILT_IN
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # JSON may hold other breaks, as U+2028
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise FileAccessError(f"cannot read {path}: {reason}; give a .jsonl file in UTF-8") from None
@@ -37,6 +37,7 @@ def _question(line: str, where: str) -> Question:
     try:
         content: Any = json.loads(line)
         question = Question(content["category"], content["turns"][0])
+        "".join(question).encode("utf-8")  # lone surrogates, which JSON can spell, are no text
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):
         question = Question("", "")
     if not isinstance(question.category, str) or not isinstance(question.prompt, str) or not question.prompt.strip():

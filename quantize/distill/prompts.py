@@ -203,8 +203,10 @@ def _snippet(passage: Passage, random: np.random.Generator, most: int = _MAX_WOR
 
 
 def _read_lines(path: Path) -> abc.Iterator[tuple[Turn, ...]]:
+    if path.exists() and not path.is_file():
+        raise FileAccessError(f"prompts {path} is no regular file, which is read more than once; give a .jsonl file")
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON may hold other breaks, as U+2028
     except UnicodeDecodeError as error:
         raise ParameterError(f"prompts: {path} is not UTF-8 text ({error.reason}); give .jsonl") from error
     except OSError as error:

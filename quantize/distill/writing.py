@@ -21,6 +21,7 @@ _LONGEST_LOOP = 96  # tokens until a loop comes round
 _MAX_WORDS = 64  # tokens of a user's words that the teacher writes
 _MAX_QUESTION = 32
 _WORDS_TEMPERATURE = 0.8
+_MOST_CHARACTERS = 64  # of each half of a user's words, for each token that fits
 _LEAST_WORDS = 8  # a user's, that must fit
 _ENDS_LINE = ("Ċ", "\n", "<0x0A>")  # as vocabularies spell it
 
@@ -144,7 +145,7 @@ class Writing:
 
     def _words(self, turn: Turn, max_answer: int) -> abc.Generator[None, int, None]:
         room = self._room(max_answer)
-        self._give(_cut_middle(self._speech.side.encode(turn.words), room))
+        self._give(_cut_middle(self._speech.side.encode(_cut_text(turn.words, room)), room))
         if not turn.goes_on:
             return
         speech, is_question = self._speech, self.script.task in ("question", "retrieval")
@@ -191,6 +192,12 @@ class _Loop:
         self._runs = (self._runs + 1) * (self._recent == token)
         self._recent = np.concatenate(([token], self._recent[:-1]))
         return int(self._runs.max())
+
+
+def _cut_text(text: str, room: int) -> str:
+    """Without most of what would be cut anyway: to encode megabytes takes minutes."""
+    most = _MOST_CHARACTERS * max(1, room)
+    return text if len(text) <= 2 * most else text[:most] + text[-most:]
 
 
 def _cut_middle(tokens: list[int], room: int) -> list[int]:

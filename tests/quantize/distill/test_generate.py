@@ -17,7 +17,7 @@ from quantize.distill.corpus import Corpus, Text
 from quantize.distill.decoder import Decoder
 from quantize.distill.generate import GenerateSettings, generate, shared_out
 from quantize.distill.prompts import SHARES, Script, Turn
-from quantize.distill.writing import MAX_LOOP, Speech, Writing
+from quantize.distill.writing import MAX_LOOP, Speech, Writing, _cut_text
 from quantize.head_text import TextSide, open_text_side
 from quantize.source import Source, open_source
 from tests.tiny import IM_END, IM_START, TinyConfig, token_strings, write_gguf
@@ -316,3 +316,9 @@ def test_what_only_looks_like_a_loop_is_not_cut(side: TextSide) -> None:
     for number in range(500):
         assert not text.done
         say(text, 40 + number % 10 if number % 10 else 60 + number // 10)
+
+
+def test_a_huge_prompt_is_cut_before_it_is_encoded() -> None:
+    words = "x" * 1000 + "y" * 10**6 + "z" * 1000
+    assert _cut_text(words, 10) == "x" * 640 + "z" * 640
+    assert _cut_text(words, 10**6) == words

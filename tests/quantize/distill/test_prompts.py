@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -214,3 +215,18 @@ def test_files_that_hold_no_prompts(tmp_path: Path) -> None:
         FilePrompts(path)
     with pytest.raises(FileAccessError, match="cannot be read"):
         FilePrompts(tmp_path / "none")
+
+
+def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
+    path, texts = tmp_path / "own.jsonl", ["a\u2028b", "c\x85d", "e\u2029f"]
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts]
+    path.write_bytes("\r\n".join(lines).encode("utf-8"))
+    random = np.random.default_rng(0)
+    assert [FilePrompts(path).script("prompts", i, random, ()).turns[0].words for i in range(3)] == texts
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes of POSIX")
+def test_a_pipe_cannot_be_read_twice(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "own.jsonl")
+    with pytest.raises(FileAccessError, match="no regular file"):
+        FilePrompts(tmp_path / "own.jsonl")
