@@ -9,16 +9,24 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from edgespec.core.sequence import MAX_SEED
 from edgespec.errors import FileAccessError, ModelFormatError, ParameterError
 from quantize.folder import new_file
 
 WORK, SETTINGS = "work", "settings.json"
 FORMAT = 1
 GROW = ("tokens", "hours", "epochs")  # what a later sitting may have more of
+_BOUNDS = ("hours", "epochs")  # of a training: none is more than any
 DEVICES = ("cpu", "cuda")
 BLOCK_SIZES = (32, 64, 128)
 
 _FREE = ("verifier", "prompts", "threads")  # what may differ, as long as the files are the same
+_COUNTS = ("tokens", "batch_size", "max_length", "num_rows", "threads")
+_MOST: dict[str, int] = {
+    **dict.fromkeys((*_COUNTS, "head_vocab"), 10**15),  # far beyond any box, and still exact as a float
+    "epochs": 1000,
+    "seed": MAX_SEED // 2 - 1,  # the prompts that are measured on count on from the next one
+}
 _USUAL_HOURS, _USUAL_TOKENS, _USUAL_EPOCHS = 1.0, 2_000_000, 4.0
 
 
@@ -69,7 +77,7 @@ class DistillSettings:
 
     def __post_init__(self) -> None:
         """Raises ParameterError."""
-        for name in ("tokens", "batch_size", "max_length", "num_rows", "threads"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ParameterError(f"{name}: got {value}; allowed: 1 or more")
@@ -80,6 +88,7 @@ class DistillSettings:
         for name in ("head_vocab", "hidden_weight", "seed"):
             if not 0 <= (value := getattr(self, name)) < math.inf:
                 raise ParameterError(f"{name}: got {value}; allowed: 0 or more")
+        _check_most(self)
         if self.device not in DEVICES:
             raise ParameterError(f"device: got {self.device!r}; allowed: {', '.join(DEVICES)}")
         if self.block_size not in BLOCK_SIZES:
@@ -119,6 +128,12 @@ class DistillSettings:
         return {name: _plain(value) for name, value in content.items()}
 
 
+def _check_most(settings: DistillSettings) -> None:
+    for name, most in _MOST.items():
+        if (value := getattr(settings, name) or 0) > most:
+            raise ParameterError(f"{name}: got {_short(value)}; allowed: at most {most}")
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value.absolute())
@@ -129,15 +144,28 @@ def saved_settings(out: Path, given: abc.Mapping[str, Any]) -> DistillSettings:
     """Those of an earlier sitting in ``out``, and what is ``given`` instead. Raises FileAccessError when there was no
     such sitting, ModelFormatError when what it left is damaged, ParameterError."""
     saved = _read(out / WORK / SETTINGS)
-    values = {field.name: saved[field.name] for field in fields(DistillSettings) if field.name in saved}
-    values |= {name: Path(values[name]) for name in ("verifier", "prompts") if values.get(name) is not None}
-    if isinstance(values.get("layers"), list):
-        values["layers"] = tuple(values["layers"])
-    return DistillSettings(**{**values, **given, "out": out, "resume": True})
+    try:
+        values = {field.name: saved[field.name] for field in fields(DistillSettings) if field.name in saved}
+        values["verifier"] = Path(saved["verifier"])
+        values["prompts"] = None if saved["prompts"] is None else Path(saved["prompts"])
+        if isinstance(values.get("layers"), list):
+            values["layers"] = tuple(values["layers"])
+        begun = DistillSettings(**{**values, "out": out, "resume": True})
+    except (KeyError, TypeError, ParameterError) as error:  # nobody gave these
+        raise _damaged(out / WORK / SETTINGS) from error
+    return replace(begun, **given)
 
 
 def has_settings(out: Path) -> bool:
     return (out / WORK / SETTINGS).is_file()
+
+
+def is_ours(out: Path) -> bool:
+    """Whether those that are there are of a distillation, and whole."""
+    try:
+        return "verifier_sha256" in _read(out / WORK / SETTINGS)
+    except (FileAccessError, ModelFormatError):
+        return False
 
 
 def settle(settings: DistillSettings, digests: abc.Mapping[str, str]) -> None:
@@ -165,6 +193,10 @@ def _compare(old: abc.Mapping[str, Any], new: abc.Mapping[str, Any]) -> None:
             )
         if before is not None and (value is None or value < before):
             raise ParameterError(f"{name}: got {value}, this was begun with {before}; allowed: the same or more")
+        if before is None and name in _BOUNDS:
+            raise ParameterError(
+                f"{name}: got {value}, this was begun without, which is more; leave it out, or begin anew (--force)"
+            )
 
 
 def _short(value: Any) -> str:
@@ -182,5 +214,9 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path} cannot be read: {error.strerror or error}; nothing to go on with, so begin anew"
         ) from error
     except (ValueError, TypeError, KeyError) as error:
-        raise ModelFormatError(f"{path} is damaged; begin anew with --force") from error
+        raise _damaged(path) from error
     return dict(content)
+
+
+def _damaged(path: Path) -> ModelFormatError:
+    return ModelFormatError(f"{path} is damaged; begin anew with --force")

@@ -37,7 +37,8 @@ class Spent:
             return cls(path)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            return cls(path, content["text_s"], tuple(content["written_for"]), content["training_h"])
+            text_s, training_h = float(content["text_s"]), content["training_h"]
+            return cls(path, text_s, tuple(content["written_for"]), None if training_h is None else float(training_h))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ModelFormatError(f"{path} is damaged; delete it, and the hours are counted from now on") from error
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edgespec.errors import ParameterError
+from edgespec.errors import ModelFormatError, ParameterError
 from quantize.distill import DistillSettings
+from quantize.distill.settings import saved_settings, settle
 from quantize.distill.spent import Spent
 
 
@@ -29,6 +31,11 @@ def settings(tmp_path: Path) -> DistillSettings:
         {"block_size": 16},
         {"hidden_weight": -1.0},
         {"resume": True, "force": True},
+        {"epochs": 1e18},
+        {"seed": 10**20},
+        {"batch_size": 10**400},
+        {"num_rows": 10**400},
+        {"tokens": 10**400},
     ],
 )
 def test_settings_out_of_range(settings: DistillSettings, change: dict[str, object]) -> None:
@@ -69,3 +76,33 @@ def test_hours_are_shared_out(settings: DistillSettings, tmp_path: Path) -> None
     spent.save()
     assert Spent.read(spent.path) == spent
     assert spent.promise(replace(settings, hours=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("verifier", 5), ("verifier", None), ("tokens", "many"), ("seed", None), ("learning_rate", -1)]
+)
+def test_settings_that_nobody_wrote(settings: DistillSettings, name: str, value: object) -> None:
+    settle(settings, {})
+    path = settings.work / "settings.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    with pytest.raises(ModelFormatError, match="damaged; begin anew with --force"):
+        saved_settings(settings.out, {})
+
+
+@pytest.mark.parametrize(("begun", "bound"), [("tokens", "hours"), ("hours", "epochs")])
+def test_a_bound_that_was_not_there_is_less(settings: DistillSettings, begun: str, bound: str) -> None:
+    """And what was begun can be gone on with as it was."""
+    nothing = replace(settings, tokens=None, epochs=None)
+    settings = replace(nothing, **{begun: 1}).bounded()  # type: ignore[arg-type]
+    settle(settings, {})
+    with pytest.raises(ParameterError, match=f"^{bound}: got 2, this was begun without") as e:
+        settle(replace(settings, **{bound: 2}), {})  # type: ignore[arg-type]
+    assert "\n" not in str(e.value)
+    assert saved_settings(settings.out, {}) == replace(settings, resume=True, verifier=settings.verifier.absolute())
+
+
+def test_hours_that_nobody_counted(tmp_path: Path) -> None:
+    path = tmp_path / "spent.json"
+    path.write_text(json.dumps({"text_s": "x", "written_for": [None], "training_h": None}))
+    with pytest.raises(ModelFormatError, match="damaged; delete it"):
+        Spent.read(path)
