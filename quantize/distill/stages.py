@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc as abc
 import logging
+import re
 import shutil
 import time
 from dataclasses import dataclass, replace
@@ -14,7 +15,8 @@ import numpy as np
 import torch
 
 from edgespec.devices.probe import usable_threads
-from edgespec.errors import FileAccessError, ModelFormatError, ModelNotFoundError, ParameterError
+from edgespec.errors import EdgespecError, FileAccessError, ModelFormatError, ModelNotFoundError, ParameterError
+from edgespec.pairs.pair import check_draft_files, read_toml
 from quantize.distill import checkpoint
 from quantize.distill.corpus import Corpus, head_ids
 from quantize.distill.decoder import Decoder, Ids
@@ -22,10 +24,11 @@ from quantize.distill.distilled import DistilledSource
 from quantize.distill.draft_size import draft_bytes
 from quantize.distill.generate import GenerateSettings, generate
 from quantize.distill.history import History
+from quantize.distill.lock import alone_in
 from quantize.distill.prompts import FilePrompts
 from quantize.distill.result import DistillResult
 from quantize.distill.room import Sizes, check_disk, check_memory, usual_rows
-from quantize.distill.settings import SETTINGS, WORK, DistillSettings, has_settings, settle
+from quantize.distill.settings import SETTINGS, WORK, DistillSettings, has_settings, is_ours, settle
 from quantize.distill.spent import Spent
 from quantize.distill.train import train
 from quantize.distill.train_settings import TrainSettings
@@ -42,6 +45,11 @@ EXPORTS: abc.Mapping[str, int] = {"int8": 8, "int4": 4}  # bits
 # Most of a small model's file is the embedding, which has 4 bits in every export, and in the student that learns.
 EMBEDDING_BITS = 4
 CORPUS, TRAINING, HEAD, SPENT = "corpus", "training", "head.npy", "spent.json"
+HEAD_DIGEST = "head.sha256"
+# All that --force removes; what is begun has such a name with a dot before and more behind.
+_OURS = ("draft-int8", "draft-int4", "report.md", "report.json", "loss.png", "acceptance.png", "pair.toml")
+_OURS_IN_WORK = (CORPUS, TRAINING, HEAD, HEAD_DIGEST, SPENT, SETTINGS)
+_VERIFIER = re.compile(r"verifier(-\d{5}-of-\d{5})?\.gguf")  # a pair's links to it
 
 
 def run(settings: DistillSettings, report: Progress) -> DistillResult:
@@ -60,9 +68,13 @@ def run(settings: DistillSettings, report: Progress) -> DistillResult:
     _check_text(settings, source)
     _tell_sizes(settings, source, layers, sizes.num_head)
     report("generate", 0.0)
-    _settle(settings, source)
-    torch.set_num_threads(usable_threads(settings.threads))
-    return _Run(settings, source, layers, Spent.read(settings.work / SPENT), report).result()
+    settings.work.mkdir(parents=True, exist_ok=True)
+    with alone_in(settings.out):
+        if settings.force:
+            _remove(settings.out)
+        _settle(settings, source)
+        torch.set_num_threads(usable_threads(settings.threads))
+        return _Run(settings, source, layers, Spent.read(settings.work / SPENT), report).result()
 
 
 def _sizes(settings: DistillSettings, source: Source, layers: tuple[int, ...]) -> Sizes:
@@ -116,7 +128,7 @@ def _check_out(settings: DistillSettings) -> None:
     if not has_settings(out):
         raise FileAccessError(f"{out} exists and is not of a distillation, so it is left alone; choose another folder")
     if settings.force:
-        _remove(out)
+        _check_foreign(out)
     elif not settings.resume:
         raise FileAccessError(f"{out} exists; go on with it (--resume), replace it (--force), or choose another folder")
 
@@ -128,15 +140,35 @@ def _is_nothing(out: Path) -> bool:
     return all(path.is_dir() or path.name.startswith(f".{SETTINGS}.") for path in out.rglob("*"))
 
 
+def _check_foreign(out: Path) -> None:
+    """Other programs have a file of that name, too: what it says, or that all else is ours, shows whose this is."""
+    foreign = [path for path in (*out.iterdir(), *(out / WORK).iterdir()) if path not in {out / WORK, *_made(out)}]
+    if foreign and not is_ours(out):
+        raise FileAccessError(
+            f"{out} holds {foreign[0].name} and no readable {WORK}/{SETTINGS} of a distillation, so it is left alone; "
+            "move that file, or choose another folder"
+        )
+
+
+def _made(out: Path) -> list[Path]:
+    """All that a distillation makes in it, the settings last."""
+    at_work = [path for path in (out / WORK).iterdir() if _is_named(path, _OURS_IN_WORK)]
+    found = [path for path in out.iterdir() if _is_named(path, _OURS) or _VERIFIER.fullmatch(path.name)]
+    return [*found, *sorted(at_work, key=lambda path: path.name == SETTINGS)]
+
+
+def _is_named(path: Path, names: abc.Collection[str]) -> bool:
+    return path.name in names or any(path.name.startswith(f".{name}.") for name in names)
+
+
 def _remove(out: Path) -> None:
-    """The settings last: a folder that is half removed is still known as ours."""
+    """What a distillation made in it, and nothing else. A folder that is half removed is still known as ours."""
     try:
-        for path in (*out.iterdir(), *(out / WORK).iterdir()):
-            if path.is_dir() and not path.is_symlink() and path.name != WORK:
+        for path in _made(out):
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            elif path.name not in (WORK, SETTINGS):
+            else:
                 path.unlink()
-        shutil.rmtree(out)
     except OSError as error:
         raise FileAccessError(f"{out} cannot be removed: {error.strerror or error}; check its permissions") from error
 
@@ -145,7 +177,6 @@ def _settle(settings: DistillSettings, source: Source) -> None:
     digests = {"verifier_sha256": source.sha256()}
     if settings.prompts is not None:
         digests["prompts_sha256"] = file_sha256(settings.prompts)
-    settings.work.mkdir(parents=True, exist_ok=True)
     settle(settings, digests)
 
 
@@ -176,12 +207,16 @@ class _Run:
     def corpus(self) -> Corpus:
         """Written to the end of what tokens and hours allow."""
         folder, wanted = self.settings.work / CORPUS, (self.settings.tokens, self.settings.hours)
-        if self.spent.written_for != wanted or not folder.is_dir():
+        if self.spent.written_for != wanted or not folder.is_dir() or self._lacks_text(folder):
             self.write(folder)
             self.spent.written_for = wanted
             self.spent.save()
         self.report("generate", 1.0)
         return Corpus(folder)
+
+    def _lacks_text(self, folder: Path) -> bool:
+        """A shard was lost, where no hours say how much there was."""
+        return self.settings.hours is None and Corpus(folder).num_written < (self.settings.tokens or 0)
 
     def write(self, folder: Path) -> None:
         """A shard at a time where there are hours to keep: what is half written when they end would be lost."""
@@ -243,24 +278,34 @@ class _Run:
 
     def head(self, corpus: Corpus) -> Ids | None:
         """Chosen once: the weights belong to it. None for the whole vocabulary."""
-        from quantize.head_text import open_text_side
-
         path, num_vocab = self.settings.work / HEAD, self.source.dimensions.num_vocab
         num_ids = min(self.settings.head_vocab, num_vocab)
         if num_ids in (0, num_vocab):
             return None
         if not path.is_file():
-            with open_text_side(self.source.path, self.source.tokens) as side:
-                ids = head_ids(corpus, num_ids, side.end_tokens | side.special, num_vocab)
-            with new_file(path, force=False) as made, made.open("wb") as stream:
-                np.save(stream, ids)
+            self._choose_head(path, corpus, num_ids)
         try:
             chosen: Ids = np.load(path, allow_pickle=False)
-            if chosen.shape != (num_ids,) or np.any(np.diff(chosen) <= 0):
+            noted = self.settings.work / HEAD_DIGEST
+            is_noted = not noted.is_file() or noted.read_text(encoding="ascii").strip() == file_sha256(path)
+            if not is_noted or chosen.shape != (num_ids,) or np.any(np.diff(chosen) <= 0):
                 raise ValueError(chosen.shape)
         except (OSError, ValueError) as error:
             raise ModelFormatError(f"{path} is damaged; begin anew with --force") from error
         return chosen
+
+    def _choose_head(self, path: Path, corpus: Corpus, num_ids: int) -> None:
+        """From what was written so far: later text would give another one."""
+        from quantize.head_text import open_text_side
+
+        if checkpoint.newest(self.settings.work / TRAINING) is not None:
+            raise ModelFormatError(f"{path} is gone, to which what was trained belongs; begin anew with --force")
+        with open_text_side(self.source.path, self.source.tokens) as side:
+            ids = head_ids(corpus, num_ids, side.end_tokens | side.special, self.source.dimensions.num_vocab)
+        with new_file(path, force=False) as made:
+            with made.open("wb") as stream:
+                np.save(stream, ids)
+            (self.settings.work / HEAD_DIGEST).write_text(file_sha256(made) + "\n", encoding="ascii")
 
     def trained(self, corpus: Corpus, head: Ids | None) -> tuple[Decoder, History]:
         s = self.settings
@@ -326,6 +371,10 @@ def _part(report: Progress, stage: str, start: float, size: float) -> Progress:
 
 
 def _is_of(draft: Path, digest: str) -> bool:
-    """Whether it was made of that state already."""
-    manifest = draft / MANIFEST
-    return manifest.is_file() and f'"{digest}"' in manifest.read_text(encoding="utf-8")
+    """Whether it was made of that state already, and is whole."""
+    try:
+        distilled = read_toml(draft / MANIFEST).get("distilled")
+        check_draft_files(draft, "build it again")
+    except EdgespecError:
+        return False
+    return isinstance(distilled, dict) and distilled.get("checkpoint") == digest

@@ -6,6 +6,7 @@ import collections.abc as abc
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from edgespec.errors import (
     ModelNotFoundError,
     ParameterError,
 )
+from edgespec.pairs.pair import check_draft_files
 from quantize.distill import DistillResult, DistillSettings, checkpoint, distill, room
 from quantize.distill.corpus import Corpus
 from quantize.distill.decoder import Decoder
@@ -221,6 +223,46 @@ def test_force_begins_anew(settings: DistillSettings) -> None:
     interrupted(replace(settings, force=True, tokens=10), "generate", 2)
 
 
+def test_force_removes_what_was_made_only(settings: DistillSettings) -> None:
+    interrupted(settings, "generate", 2)
+    mine = [settings.out / "thesis.txt", settings.work / "notes.md"]
+    for path in mine:
+        path.write_text("years of work")
+    interrupted(replace(settings, seed=5, force=True), "generate", 2)
+    assert [path.read_text() for path in mine] == ["years of work"] * 2
+    (settings.work / "settings.json").write_text("{}")  # another program's, as far as anybody can tell
+    with pytest.raises(FileAccessError, match=r"holds thesis.txt and no readable work/settings.json") as e:
+        distill(replace(settings, force=True))
+    one_line(e.value)
+    for path in mine:
+        path.unlink()
+    interrupted(replace(settings, force=True), "generate", 2)
+
+
+def test_force_removes_nothing_before_all_is_known_to_be_right(settings: DistillSettings, tmp_path: Path) -> None:
+    interrupted(settings, "train")
+    before = sorted(settings.out.rglob("*"))
+    with pytest.raises(FileAccessError, match="cannot be read"):
+        distill(replace(settings, force=True, prompts=tmp_path / "none.jsonl"))
+    assert sorted(settings.out.rglob("*")) == before
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks of POSIX")
+def test_one_at_a_time(settings: DistillSettings) -> None:
+    refused: list[EdgespecError] = []
+
+    def progress(stage: str, _: float) -> None:
+        for force in (False, True):
+            if stage.startswith("train") and len(refused) < 2:
+                with pytest.raises(FileAccessError, match="is being worked in by another distillation") as e:
+                    distill(replace(settings, resume=not force, force=force))
+                refused.append(e.value)
+
+    distill(settings, progress)
+    assert len(refused) == 2
+    one_line(refused[0])
+
+
 def test_force_never_removes_the_verifier(settings: DistillSettings) -> None:
     interrupted(settings, "generate", 2)
     inside = settings.out / "verifier.gguf"
@@ -337,6 +379,42 @@ def test_damage_is_refused_with_a_way_out(damaged: str, settings: DistillSetting
     with pytest.raises(ModelFormatError, match=r"damaged.*(delete|remove|begin anew)") as e:
         distill(replace(settings, resume=True))
     one_line(e.value)
+
+
+@pytest.mark.parametrize("change", ["gone", "another"])
+def test_a_head_that_is_not_the_trained_one(change: str, settings: DistillSettings) -> None:
+    """Its ids are what the rows of the weights stand for."""
+    interrupted(settings, "export")
+    path = settings.work / "head.npy"
+    ids = np.load(path)
+    path.unlink()
+    if change == "another":
+        unused = next(i for i in range(ids[-1]) if i not in ids)
+        np.save(path, np.sort(np.append(ids[1:], unused)))
+    with pytest.raises(ModelFormatError, match=r"head.npy is (gone|damaged).*begin anew with --force") as e:
+        distill(replace(settings, resume=True))
+    one_line(e.value)
+
+
+def test_text_that_was_lost_is_written_again(made: DistillResult, settings: DistillSettings) -> None:
+    interrupted(settings, "export")
+    shutil.rmtree(max((settings.work / "corpus").glob("shard-*")))
+    distill(replace(settings, resume=True))
+    assert same_weights(settings.out, made.out)
+
+
+@pytest.mark.parametrize("damage", ["half", "gone", "changed", "manifest"])
+def test_a_damaged_draft_is_made_again(damage: str, made: DistillResult, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(made.out, out)
+    path = out / "draft-int4" / ("draft.toml" if damage == "manifest" else "model.onnx.data")
+    content = path.read_bytes()
+    path.write_bytes({"half": content[: len(content) // 2], "manifest": b"\xff"}.get(damage, b"x" + content[1:]))
+    if damage == "gone":
+        path.unlink()
+    distill(replace(settings_of(made.verifier, out), resume=True))
+    assert path.read_bytes() == content or damage == "manifest"
+    check_draft_files(out / "draft-int4", "")
 
 
 # -------------------------------------------------------------------------------------------------------------- choices
