@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc as abc
 import contextlib
+import hashlib
 import json
 import shlex
 from pathlib import Path
@@ -69,7 +70,7 @@ def _count(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to write and train.  [default: cpu]")
 @click.option("--seed", metavar="N", type=NONE_OR_MORE, help="Of text and order.  [default: 0]")
 @click.option("--threads", metavar="N", type=COUNT, help="CPU threads.  [default: the usable CPUs]")
-@click.option("--suite", metavar="FILE", type=PATH, help="Prompts to measure on (.jsonl).  [default: edgespec's own]")
+@click.option("--suite", metavar="FILE", type=PATH, help="Prompts to measure on (.jsonl), each time.  [default: ours]")
 @click.option("--resume", is_flag=True, help="Go on in DIR, with the options it was begun with.")
 @click.option("--force", is_flag=True, help="Replace what an earlier distillation made in DIR.")
 @json_option
@@ -77,20 +78,24 @@ def distill(out: Path, suite: Path | None, resume: bool, force: bool, as_json: b
     """Train a small draft model for a verifier, and measure what it is worth.
 
     The verifier writes text, a few of its layers learn to continue that text as it does, and the result is a pair in
-    DIR with a report. What is killed or interrupted goes on with --resume; more --tokens, --hours or --epochs may be
-    given then.
+    DIR, for run --pair DIR, with a report (report.md, report.json and two pictures) and a draft model of 8 bits and one
+    of 4, of which the pair has the faster. DIR/work is needed for --resume only, and may be deleted in the end.
+
+    What is killed or interrupted goes on with --resume --out DIR; more --tokens, --hours or --epochs may be given then.
     """
     settings = _settings(out, resume, force, {name: value for name, value in given.items() if value is not None})
     from edgespec.agreement.drafting import PROMPTS
     from edgespec.bench.suite import read_suite
     from quantize.distill import distill as make
+    from quantize.distill.lock import alone_in
     from quantize.extras import require
 
     require("matplotlib")
     questions = [(question.category, question.prompt) for question in read_suite(suite or PROMPTS)]
     with _bars() as progress:
         made = make(settings, progress)
-        content = _measured(made, questions, settings, suite, progress)
+        with alone_in(made.out):
+            content = _measured(made, questions, settings, suite, progress)
     _show(made, content, as_json)
 
 
@@ -113,12 +118,14 @@ def _measured(
 ) -> dict[str, Any]:
     """The report's content; measured unless the folder has it already of the same drafts and prompts."""
     from edgespec.agreement.drafting import measure_drafts
-    from edgespec.agreement.report import DATA, Report
+    from edgespec.agreement.report import DATA, FILES, Report
     from edgespec.pairs import MANIFEST
     from edgespec.pairs.made import write_pair
 
-    facts = {**made.settings, "suite": suite and suite.name}
-    if (made.out / MANIFEST).is_file() and (content := _report_of(made.out / DATA, facts)):
+    facts = {**made.settings, "suite": suite and suite.name, "suite_sha256": _digest(questions)}
+    if all((made.out / name).is_file() for name in (MANIFEST, *FILES)) and (
+        content := _report_of(made.out / DATA, facts)
+    ):
         return content
     progress("measure", 0.0)
     draftings = measure_drafts(
@@ -131,16 +138,22 @@ def _measured(
     )
     report = Report(facts, made.history, dict(zip(made.drafts, draftings, strict=True)))
     draft = made.drafts[report.chosen].name
-    write_pair(made.out, made.verifier, draft, description=f"{made.verifier.name} and a draft model distilled from it")
+    named = made.verifier.name.encode("utf-8", "replace").decode("utf-8")  # a file's name may be no text
+    write_pair(made.out, made.verifier, draft, description=f"{named} and a draft model distilled from it")
     report.write(made.out)
     progress("measure", 1.0)
     return report.as_dict()
 
 
+def _digest(questions: abc.Sequence[tuple[str, str]]) -> str:
+    return hashlib.sha256(json.dumps(questions).encode("ascii")).hexdigest()
+
+
 def _report_of(path: Path, facts: dict[str, Any]) -> dict[str, Any] | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if all(content["settings"][name] == facts[name] for name in ("checkpoint", "suite", "seed")):
+        if all(content["settings"][name] == facts[name] for name in ("checkpoint", "suite_sha256", "seed")):
+            _draft_lines(content)  # all that is shown is there
             return content
     return None
 
@@ -149,16 +162,22 @@ def _show(made: DistillResult, content: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json({"out": str(made.out), **content})
         return
-    chosen = content["chosen"]
+    for line in _draft_lines(content):
+        click.echo(line)
+    click.echo(f"report: {made.out / 'report.md'}")
+    click.echo(f"run it with: edgespec run --pair {shlex.quote(str(made.out))}", err=True)
+
+
+def _draft_lines(content: dict[str, Any]) -> list[str]:
+    lines, chosen = [], content["chosen"]
     for name, draft in content["drafts"].items():
         cold, warm = (draft["temperatures"][temperature]["agreement"] for temperature in ("0", "0.8"))
         mark = " (in the pair)" if name == chosen else ""
-        click.echo(
+        lines.append(
             f"{name}{mark}: {draft['size_bytes'] / 1e6:.1f} MB, {draft['ms_per_token']:.2f} ms a token, "
             f"agreement {cold:.3f} at T=0, {warm:.3f} at T=0.8"
         )
-    click.echo(f"report: {made.out / 'report.md'}")
-    click.echo(f"run it with: edgespec run --pair {shlex.quote(str(made.out))}", err=True)
+    return lines
 
 
 @contextlib.contextmanager

@@ -80,6 +80,20 @@ def test_from_a_verifier_to_a_pair(distill: Command, tiny_gguf: Path, suite: Pat
     assert refused[0] == 5
     assert "seed: got 3, this was begun with 0" in only_error(distill("--out", out, "--resume", "--seed", "3"))
 
+    for name, damage in (("report.md", None), ("loss.png", None), ("report.json", report["settings"])):
+        (out / name).unlink()
+        if damage:
+            (out / name).write_text(json.dumps({"settings": damage}))
+        code, printed, err = distill("--out", out, "--resume", "--suite", suite)
+        assert code == 0, err
+        assert json.loads((out / "report.json").read_text())["drafts"].keys() == report["drafts"].keys()
+        assert (out / name).is_file()
+    other = tmp_path / suite.name
+    other.write_text(json.dumps({"category": "other", "turns": ["what is it"]}))
+    code, printed, err = distill("--out", out, "--resume", "--suite", other, "--json")  # of the same name
+    assert code == 0, err
+    assert set(json.loads(printed)["drafts"]["int8"]["temperatures"]["0"]["by_category"]) == {"other"}
+
     code, printed, err = distill("--out", out, "--resume", "--epochs", "3", "--suite", suite, "--json")
     assert code == 0, err
     content = json.loads(printed)
@@ -117,6 +131,8 @@ def test_a_suite_is_read_before_anything_is_done(distill: Command, tiny_gguf: Pa
     (tmp_path / "suite.jsonl").write_text("nonsense")
     common = ("--out", tmp_path / "out", "--verifier", tiny_gguf, *OPTIONS)
     assert "suite.jsonl line 1" in only_error(distill(*common, "--suite", tmp_path / "suite.jsonl"))
+    (tmp_path / "suite.jsonl").write_text('{"category": "qa", "turns": ["\\ud800"]}')
+    assert "suite.jsonl line 1" in only_error(distill(*common, "--suite", tmp_path / "suite.jsonl"))
     assert "none.jsonl" in only_error(distill(*common, "--suite", tmp_path / "none.jsonl"))
     assert "none.jsonl" in only_error(distill(*common, "--prompts", tmp_path / "none.jsonl"))
     assert not (tmp_path / "out").exists()
@@ -138,6 +154,9 @@ def test_a_suite_is_read_before_anything_is_done(distill: Command, tiny_gguf: Pa
         ("--device", "tpu"),
         ("--block-size", "48"),
         ("--resume", "--force"),
+        ("--epochs", "1e18"),
+        ("--seed", "9" * 30),
+        ("--rows", "9" * 400),
     ],
 )
 def test_values_that_cannot_be(distill: Command, wrong: tuple[str, str], tiny_gguf: Path, tmp_path: Path) -> None:
