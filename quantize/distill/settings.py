@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.core.sequence import MAX_SEED
 from edgespec.errors import FileAccessError, ModelFormatError, ParameterError
 from quantize.folder import new_file
 
@@ -25,7 +24,7 @@ _COUNTS = ("tokens", "batch_size", "max_length", "num_rows", "threads")
 _MOST: dict[str, int] = {
     **dict.fromkeys((*_COUNTS, "head_vocab"), 10**15),  # far beyond any box, and still exact as a float
     "epochs": 1000,
-    "seed": MAX_SEED // 2 - 1,  # the prompts that are measured on count on from the next one
+    "seed": 2**62 - 2,  # what is measured on has the next one, and measuring takes none above
 }
 _USUAL_HOURS, _USUAL_TOKENS, _USUAL_EPOCHS = 1.0, 2_000_000, 4.0
 

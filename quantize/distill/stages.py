@@ -6,6 +6,7 @@ import collections.abc as abc
 import logging
 import re
 import shutil
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +16,7 @@ import numpy as np
 import torch
 
 from edgespec.devices.probe import usable_threads
-from edgespec.errors import EdgespecError, FileAccessError, ModelFormatError, ModelNotFoundError, ParameterError
-from edgespec.pairs.pair import check_draft_files, read_toml
+from edgespec.errors import FileAccessError, ModelFormatError, ModelNotFoundError, ParameterError
 from quantize.distill import checkpoint
 from quantize.distill.corpus import Corpus, head_ids
 from quantize.distill.decoder import Decoder, Ids
@@ -36,6 +36,11 @@ from quantize.distill.writing import Speech
 from quantize.draft import MANIFEST, build_draft_of
 from quantize.folder import new_file
 from quantize.source import Source, file_sha256, open_source
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 logger = logging.getLogger("edgespec")
 
@@ -373,8 +378,9 @@ def _part(report: Progress, stage: str, start: float, size: float) -> Progress:
 def _is_of(draft: Path, digest: str) -> bool:
     """Whether it was made of that state already, and is whole."""
     try:
-        distilled = read_toml(draft / MANIFEST).get("distilled")
-        check_draft_files(draft, "build it again")
-    except EdgespecError:
+        manifest = tomllib.loads((draft / MANIFEST).read_text(encoding="utf-8"))
+        digests: dict[str, str] = manifest["sha256"]
+        is_of = manifest["distilled"]["checkpoint"] == digest
+        return is_of and all(file_sha256(draft / name) == noted for name, noted in digests.items())
+    except (OSError, FileAccessError, ValueError, LookupError, TypeError, AttributeError):  # damaged in any way
         return False
-    return isinstance(distilled, dict) and distilled.get("checkpoint") == digest
