@@ -286,15 +286,19 @@ def test_force_never_removes_the_verifier(settings: DistillSettings) -> None:
         ("seed", 9),
         ("tokens", 40),
         ("epochs", 1),
-        ("epochs", None),
     ],
 )
-def test_other_settings_are_refused_by_name(made: DistillResult, name: str, value: float | None) -> None:
+def test_other_settings_are_refused_by_name(made: DistillResult, name: str, value: float) -> None:
     other = replace(settings_of(made.verifier, made.out), resume=True)
-    if value is None:
-        other = replace(other, hours=1.0)
     with pytest.raises(ParameterError, match=f"^{name}: got {value}, this was begun with") as e:
         distill(replace(other, **{name: value}))  # type: ignore[arg-type]
+    one_line(e.value)
+
+
+def test_hours_instead_of_epochs_are_refused(made: DistillResult) -> None:
+    other = replace(settings_of(made.verifier, made.out), resume=True, hours=1.0, epochs=None)
+    with pytest.raises(ParameterError, match=r"^hours: got 1.0, this was begun without") as e:
+        distill(other)
     one_line(e.value)
 
 
